@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ class InputSpec(_Model):
     format: Literal["auto", "jsonl", "parquet"] = "auto"
     """File format; `auto` goes by the file name's ending."""
     prompt: str | None = None
-    """Column with the instruction's text. Default `prompt`, when neither `messages` nor `template` is given."""
+    """Column with the instruction's text. Default `prompt`, unless `messages` or `template` is given."""
     messages: str | None = None
     """Column with chat messages: a list of {role, content}."""
     template: str | None = None
@@ -429,7 +430,7 @@ def _scalar(value: str, tag: str, place: str, faults: list[str]) -> Any:
             )
         if kind == "float":
             number = float(value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
-            if number != number or number in (float("inf"), float("-inf")):
+            if not math.isfinite(number):
                 faults.append(f"{place}: `{value}` is not a usable number")
                 return 0.0
             return number
@@ -470,7 +471,7 @@ def _apply(data: Any, change: str) -> None:
         else:
             if isinstance(node, dict) and not isinstance(node.get(str(index)), (dict, list)):
                 node[str(index)] = {}
-            node = node[index]  # type: ignore[index]
+            node = node[index]
 
 
 _VARIABLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
