@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 PROMPT_SHARE = 0.1
-"""Time of a prompt token over an output token's, where the batches do not tell: prompts are read in parallel."""
+"""Time of a prompt token over an output token's, where the batches do not tell."""
 PRIOR_BATCHES = 1.0
 OUTLIER = 1.5
 """A batch that took this many times its fitted seconds is set aside as warm-up."""
@@ -55,7 +55,8 @@ def fit_profile(
     """The profile of a tier from B measured batches: wall seconds, prompt and output tokens, rows; each (B,).
 
     Non-negative least squares on relative errors, drawn to seconds in proportion to tokens by a pseudo-batch;
-    a batch far slower than the rest is set aside. The fitted seconds of the measured batches plus `warmup_seconds` add up to the measured seconds.
+    a batch far slower than the rest is set aside. The fitted seconds of the measured batches plus
+    `warmup_seconds` add up to the measured seconds.
     Source: Lawson & Hanson (1974), Solving Least Squares Problems.
     """
     taken, prompt, output, count = (
