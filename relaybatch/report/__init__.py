@@ -1,0 +1,1 @@
+"""The bill of a run: its numbers (`bill`) and how they look on a terminal (`terminal`)."""

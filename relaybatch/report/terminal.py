@@ -1,0 +1,82 @@
+"""The bill on a terminal: the figures of `bill.Report` as a table and a few lines, for people."""
+
+from __future__ import annotations
+
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from relaybatch.report.bill import Report
+
+
+def usd(value: float) -> str:
+    """USD with enough digits for small sums."""
+    return f"${value:,.2f}" if abs(value) >= 10 else f"${value:.4f}" if abs(value) >= 0.01 else f"${value:.6f}"
+
+
+def share(value: float | None) -> str:
+    """A share as per cent."""
+    return "–" if value is None else f"{100 * value:.1f}%"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure, or a dash where there is none."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def print_bill(report: Report, folder: str, file: IO[str]) -> None:
+    """Write the bill; `folder` is the run folder shown as the place of the results."""
+    console = Console(file=file, highlight=False, soft_wrap=not file.isatty())
+    table = Table(title=Text(f"{report.job} · run {report.run_id}"), title_justify="left")
+    for name in ("tier", "answers", "ran", "failed", "tokens in", "out", "seconds", "cost", "quality", "padding"):
+        table.add_column(name, justify="left" if name == "tier" else "right")
+    for tier in report.tiers:
+        table.add_row(
+            Text(tier.name), f"{tier.rows_answered:,}", f"{tier.rows_run:,}", f"{tier.rows_failed:,}",
+            f"{tier.input_tokens:,}", f"{tier.output_tokens:,}", f"{tier.seconds:.1f}",
+            usd(tier.cost_usd + tier.load_usd), number(tier.quality), share(tier.padding_share),
+        )  # fmt: skip
+    table.add_section()
+    quality, saving = report.quality, report.saving
+    table.add_row(
+        "all", f"{report.ok:,}", f"{sum(t.rows_run for t in report.tiers):,}", f"{report.failed:,}",
+        f"{sum(t.input_tokens for t in report.tiers):,}", f"{sum(t.output_tokens for t in report.tiers):,}",
+        f"{report.inference_seconds:.1f}", usd(report.cost_usd), number(quality.measured), share(report.padding_share),
+    )  # fmt: skip
+    console.print(table)
+    line = console.print
+    line(
+        f"cost      {usd(report.cost_usd)}, all on {_plain(report.tiers[-1].name)} {usd(saving.baseline_usd)}"
+        f" ({saving.baseline_rows_measured:,} rows measured, the rest forecast): saved {share(saving.saved_share)}",
+        markup=False,
+    )
+    if report.forecast_usd is not None and report.forecast_actual_usd is not None:
+        line(
+            f"forecast  {usd(report.forecast_usd)} for the rows routed, actual {usd(report.forecast_actual_usd)}",
+            markup=False,
+        )
+    measured = f", measured {number(quality.measured)} on {quality.graded_rows:,} rows" if quality.graded_rows else ""
+    line(
+        f"quality   forecast {number(quality.forecast)}{measured}; all on top forecast {number(quality.top_forecast)},"
+        f" retained {share(quality.retained_forecast)}",
+        markup=False,
+    )
+    learned = "learned in this run" if report.policy_learned else "from an earlier run"
+    line(
+        f"routing   {report.routing_seconds:.2f} s, {share(report.routing_share)} of inference;"
+        f" policy {report.policy or 'none'} {learned if report.policy else ''}".rstrip(),
+        markup=False,
+    )
+    if report.failed or report.rejects:
+        codes = ", ".join(f"{code} {count:,}" for code, count in report.errors.items())
+        line(f"failed    {report.failed:,} rows ({codes}), {report.rejects:,} lines rejected", markup=False)
+    for warning in report.warnings:
+        line(f"warning   {_plain(warning)}", markup=False)
+    line(f"results   {_plain(folder)}", markup=False)
+
+
+def _plain(text: str) -> str:
+    """Text without control characters, so that nothing in it can steer the terminal."""
+    return "".join(c if c.isprintable() else "�" for c in text)
