@@ -1,0 +1,466 @@
+"""Forecasts: how well each tier would answer each row and at what length, before and after cheaper answers.
+
+Owns the XGBoost models, their cross-fitting and the figures on how good they are. Calibration and group means are
+calibration's; seconds and USD are profile's.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from relaybatch.calibration import Array, Curve
+from relaybatch.crossfit import CrossFit, Floats, Rows, draw_folds, fit_length, fit_quality
+from relaybatch.errors import PolicyError
+
+EVIDENCE_NAMES: tuple[str, ...] = (
+    "logprob_mean",
+    "logprob_min",
+    "entropy_mean",
+    "output_tokens",
+    "cut_off",
+    "parses",
+    "agrees",
+)
+"""What an answer shows, per tier that answered; `agrees`: same normalised answer as the next-cheaper tier that
+answered, NaN if none did."""
+
+CHUNK = 100_000
+MODELS_FILE = "models.zip"
+CARD_FILE = "forecast.json"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What calibration saw: n rows, T tiers, F features, E = len(EVIDENCE_NAMES)."""
+
+    features: Floats
+    """(n, F)."""
+    feature_names: tuple[str, ...]
+    groups: NDArray[Any]
+    """(n,) str: a coarse kind."""
+    prompt_keys: NDArray[Any]
+    """(n,): equal prompts share a key, so that folds never split them."""
+    scores: Floats
+    """(n, T), 0..1; NaN where not run or not graded."""
+    output_tokens: Floats
+    """(n, T); NaN where not run."""
+    evidence: Floats
+    """(n, T, E); NaN where not run or not known."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Quality and output tokens of N rows on T tiers, each (N, T) float32."""
+
+    quality: Floats
+    """0..1; for a tier that has answered: the quality of the answer given."""
+    quality_low: Floats
+    """Lower 90% limit of `quality` by the calibration's uncertainty."""
+    output_tokens: Floats
+
+    def priced(self, seconds: Array, cost_usd: Array) -> Forecast:
+        """The forecast with each row's seconds and cost on each tier, (N, T)."""
+        return Forecast(self.quality, self.quality_low, self.output_tokens, cost_usd, seconds)
+
+
+@dataclass(frozen=True)
+class Forecast(Prediction):
+    """Everything that assignment needs to know of N rows on T tiers, each (N, T)."""
+
+    cost_usd: Array
+    seconds: Array
+
+
+class Accuracy(BaseModel):
+    """How good out-of-fold quality forecasts were."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    rows: int
+    """Graded rows."""
+    auc: float | None
+    """Area under the ROC curve of good (score ≥ 0.5) against bad answers; null with one class only."""
+    brier: float
+    """Mean squared error of the forecast."""
+    brier_constant: float
+    """Mean squared error of forecasting the mean score for every row."""
+    calibration_error: float
+    """Expected calibration error over ten bins of equal size: mean distance of forecast and score."""
+
+
+class TierSummary(BaseModel):
+    """What the sample says of a tier, and how well it can be foreseen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    tier: str
+    """The tier's name."""
+    mean_score: float | None
+    """Mean score of its graded rows; null with none."""
+    before: Accuracy | None
+    """Quality forecast from the prompt alone; null with too few rows for a model."""
+    after: Accuracy | None
+    """Quality forecast of its answer, with that answer's evidence and that of all cheaper tiers."""
+    tokens_mean: float | None
+    """Mean output tokens."""
+    tokens_r2: float | None
+    """Share of the variance of output tokens that the forecast explains out of fold."""
+    tokens_mae: float | None
+    """Mean absolute error of forecast output tokens, out of fold."""
+
+
+class GainSummary(BaseModel):
+    """How well the gain from a tier to the next is foreseen, out of fold."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    from_tier: str
+    """The cheaper tier."""
+    to_tier: str
+    """The next tier of the ladder."""
+    mean: float
+    """Mean score gained."""
+    top_half_before: float
+    """Mean score gained on the half of rows with the largest forecast gain, from the prompt alone."""
+    top_half_after: float
+    """The same, with the evidence of the cheaper answer."""
+
+
+class ForecastSummary(BaseModel):
+    """How good the learned forecasts are, all out of fold: no row was forecast by a model that saw it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    rows: int
+    """Rows of the sample."""
+    prompts: int
+    """Distinct prompts among them."""
+    groups: int
+    """Groups (coarse kinds) among them."""
+    tiers: tuple[TierSummary, ...]
+    """Tier by tier, cheapest first."""
+    gains: tuple[GainSummary, ...]
+    """Step by step up the ladder."""
+
+
+class Forecaster:
+    """Forecasts learned from a calibration sample; `summary` says how good they are."""
+
+    def __init__(
+        self,
+        tiers: tuple[str, ...],
+        feature_names: tuple[str, ...],
+        groups: tuple[str, ...],
+        group_rows: Array,
+        heads: dict[str, CrossFit],
+        tokens_scale: Array,
+        summary: ForecastSummary,
+    ) -> None:
+        self.tiers = tiers
+        self.feature_names = feature_names
+        self.groups = groups
+        self.summary = summary
+        self._group_rows = group_rows
+        self._heads = heads
+        self._tokens_scale = tokens_scale
+
+    @classmethod
+    def train(cls, sample: Sample, tiers: tuple[str, ...], *, seed: int = 0) -> Forecaster:
+        """The forecaster of a sample; the same sample and seed give the same forecaster.
+
+        Cross-fitted: K models a quantity, each blind to a fold of prompts, calibrated on the rows it did not see;
+        the forecast is the mean of the K calibrated ones. A tier with under 20 graded rows gets shrunken means.
+        Source: Chernozhukov et al. (2018), Double/Debiased Machine Learning (cross-fitting).
+        """
+        features = _clean(sample.features)
+        groups, codes = np.unique(np.asarray(sample.groups, dtype=str), return_inverse=True)
+        folds = draw_folds(sample.prompt_keys, codes, seed)
+        heads: dict[str, CrossFit] = {}
+        held = np.full((len(tiers) + 1, *sample.scores.shape), np.nan)
+        lengths = np.full(sample.scores.shape, np.nan)
+        scale = np.ones(len(tiers))
+        for latest in range(-1, len(tiers)):
+            x, names, row, weights = _with_evidence(sample, features, tiers, latest)
+            for j in range(len(tiers)):
+                graded = np.isfinite(sample.scores[row, j])
+                if latest >= 0:
+                    graded &= np.isfinite(sample.output_tokens[row, latest])
+                index = row[graded]
+                share = weights[graded]
+                y = sample.scores[index, j].astype(np.float64)
+                rows = Rows(x[graded], names, y, codes[index], folds[index], share)
+                head, forecast = fit_quality(rows, len(groups), seed)
+                heads[_quality_key(latest, j)] = head
+                # a row's first copy carries all of the evidence
+                held[latest + 1, index[::-1], j] = forecast[::-1]
+        for j in range(len(tiers)):
+            index = np.flatnonzero(np.isfinite(sample.output_tokens[:, j]))
+            y = sample.output_tokens[index, j].astype(np.float64)
+            rows = Rows(features[index], sample.feature_names, y, codes[index], folds[index], np.ones(len(index)))
+            heads[f"tokens:{j}"], forecast = fit_length(rows, len(groups), seed)
+            if forecast.sum() > 0:
+                scale[j] = y.sum() / forecast.sum()
+            lengths[index, j] = forecast * scale[j]
+        return cls(
+            tiers,
+            sample.feature_names,
+            tuple(str(g) for g in groups),
+            np.bincount(codes, minlength=len(groups)).astype(np.float64),
+            heads,
+            scale,
+            _summary(sample, tiers, held, lengths),
+        )
+
+    def predict(
+        self,
+        features: Floats,
+        feature_names: Sequence[str],
+        groups: NDArray[Any],
+        evidence: Floats | None = None,
+        ran: NDArray[np.bool_] | None = None,
+    ) -> Prediction:
+        """Quality and output tokens (N, T) of N rows.
+
+        features (N, F); groups (N,) str; evidence (N, T, E) and ran (N, T): what the tiers that answered showed.
+        A row is forecast from the evidence of all its answers. Raises PolicyError: other features.
+        """
+        _require_names(tuple(feature_names), self.feature_names)
+        rows, tiers = len(features), len(self.tiers)
+        quality = np.empty((rows, tiers), np.float32)
+        low = np.empty((rows, tiers), np.float32)
+        tokens = np.empty((rows, tiers), np.float32)
+        known, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+        index = {name: i for i, name in enumerate(self.groups)}
+        codes = np.array([index.get(str(g), len(index)) for g in known], dtype=np.int64)[codes]
+        group_rows = np.append(self._group_rows, 0.0)
+        latest = np.full(rows, -1)
+        if ran is not None:
+            latest = np.where(ran.any(axis=1), tiers - 1 - np.argmax(ran[:, ::-1], axis=1), -1)
+        for state in np.unique(latest):
+            chosen = np.flatnonzero(latest == state)
+            for start in range(0, len(chosen), CHUNK):
+                part = chosen[start : start + CHUNK]
+                x = _clean(features[part])
+                code = codes[part]
+                whole = x
+                if state >= 0:
+                    if evidence is None or ran is None:
+                        raise AssertionError("a row that ran has evidence")
+                    shown = np.where(ran[part][:, : state + 1, None], evidence[part][:, : state + 1], np.nan)
+                    whole = np.concatenate([x, _clean(shown).reshape(len(part), -1)], axis=1)
+                for j in range(tiers):
+                    head = self._heads[_quality_key(int(state), j)]
+                    p = head.quality(whole, code)
+                    quality[part, j] = p
+                    low[part, j] = head.curve.lower(p, group_rows[code])
+                    head = self._heads[f"tokens:{j}"]
+                    length = head.length(x, code) * self._tokens_scale[j]
+                    tokens[part, j] = np.maximum(length, 1.0)
+        if ran is not None and evidence is not None:
+            given = evidence[:, :, EVIDENCE_NAMES.index("output_tokens")]
+            tokens = np.where(ran & np.isfinite(given), given, tokens).astype(np.float32)
+        return Prediction(quality, low, tokens)
+
+    def save(self, folder: Path) -> None:
+        """Write the forecaster into a folder: boosters (UBJ) in models.zip, all else in forecast.json."""
+        folder.mkdir(parents=True, exist_ok=True)
+        card = {
+            "format": 1,
+            "tiers": self.tiers,
+            "feature_names": self.feature_names,
+            "evidence_names": EVIDENCE_NAMES,
+            "groups": self.groups,
+            "group_rows": self._group_rows.tolist(),
+            "tokens_scale": self._tokens_scale.tolist(),
+            "heads": {
+                key: {
+                    "offsets": head.offsets.tolist(),
+                    "curve": head.curve.model_dump(),
+                    "boosters": len(head.boosters),
+                }
+                for key, head in self._heads.items()
+            },
+            "summary": self.summary.model_dump(),
+        }
+        text = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)
+        (folder / CARD_FILE).write_text(text, encoding="utf-8")
+        with zipfile.ZipFile(folder / MODELS_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
+            for key, head in self._heads.items():
+                for k, booster in enumerate(head.boosters):
+                    # a fixed time, so that equal models make equal files
+                    entry = zipfile.ZipInfo(f"{key.replace(':', '-')}-{k}.ubj", (1980, 1, 1, 0, 0, 0))
+                    archive.writestr(entry, bytes(booster.save_raw("ubj")), zipfile.ZIP_DEFLATED)
+
+    @classmethod
+    def load(cls, folder: Path) -> Forecaster:
+        """The forecaster saved in a folder. Raises PolicyError: a file is missing, damaged or of another version."""
+        import xgboost as xgb
+
+        path = folder / CARD_FILE
+        try:
+            card = json.loads(path.read_text(encoding="utf-8"))
+            if card["format"] != 1 or tuple(card["evidence_names"]) != EVIDENCE_NAMES:
+                raise PolicyError(f"{path}: made by another version of relaybatch", hint=RELEARN)
+            path = folder / MODELS_FILE
+            heads = {}
+            with zipfile.ZipFile(path) as archive:
+                for key, head in card["heads"].items():
+                    boosters = []
+                    for k in range(head["boosters"]):
+                        booster = xgb.Booster({"nthread": 2})
+                        booster.load_model(bytearray(archive.read(f"{key.replace(':', '-')}-{k}.ubj")))
+                        boosters.append(booster)
+                    curve = Curve.model_validate(head["curve"])
+                    heads[key] = CrossFit(np.array(head["offsets"]), curve, tuple(boosters))
+            return cls(
+                tuple(card["tiers"]),
+                tuple(card["feature_names"]),
+                tuple(card["groups"]),
+                np.array(card["group_rows"]),
+                heads,
+                np.array(card["tokens_scale"]),
+                ForecastSummary.model_validate(card["summary"]),
+            )
+        except PolicyError:
+            raise
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            ValidationError,
+            zipfile.BadZipFile,
+            xgb.core.XGBoostError,
+        ) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise PolicyError(f"{path}: cannot be read: {reason}", hint=RELEARN) from None
+
+
+RELEARN = "learn a new policy: remove or rename its folder and run again"
+
+
+def _quality_key(latest: int, tier: int) -> str:
+    return f"quality:{latest}:{tier}" if latest >= 0 else f"quality:base:{tier}"
+
+
+def _clean(values: Floats) -> Floats:
+    values = np.asarray(values, dtype=np.float32)
+    return np.where(np.isfinite(values), values, np.float32(np.nan))
+
+
+def _require_names(given: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    if given == wanted:
+        return
+    missing = [n for n in wanted if n not in given]
+    extra = [n for n in given if n not in wanted]
+    parts = [f"without {', '.join(missing)}"] if missing else []
+    parts += [f"with unknown {', '.join(extra)}"] if extra else []
+    raise PolicyError(
+        f"the policy was learned from other features: this run's come {' and '.join(parts) or 'in another order'}",
+        hint=RELEARN,
+    )
+
+
+def _with_evidence(
+    sample: Sample, features: Floats, tiers: tuple[str, ...], latest: int
+) -> tuple[Floats, tuple[str, ...], NDArray[np.int64], Array]:
+    """Model inputs for rows whose latest answer is that of tier `latest`: x, names, sample row and weight.
+
+    Every row stands with all cheaper answers first, then in copies that lack some, as rows that skipped a tier do.
+    """
+    n = len(features)
+    if latest < 0:
+        return features, sample.feature_names, np.arange(n), np.ones(n)
+    evidence = _clean(sample.evidence[:, : latest + 1])
+    if latest <= 2:
+        masks = [[bool(bits >> t & 1) for t in range(latest)] for bits in reversed(range(2**latest))]
+    else:
+        masks = [[True] * latest, [False] * latest, *([t == s for t in range(latest)] for s in range(latest))]
+    agrees = EVIDENCE_NAMES.index("agrees")
+    copies = []
+    for mask in masks:
+        copy = evidence.copy()
+        copy[:, :latest][:, ~np.array(mask, dtype=bool)] = np.nan
+        for t in range(latest + 1):
+            # the sample knows agreement with the next-cheaper tier only
+            if t > 0 and not mask[t - 1]:
+                copy[:, t, agrees] = np.nan
+        copies.append(np.concatenate([features, copy.reshape(n, -1)], axis=1))
+    names = sample.feature_names + tuple(f"{tiers[t]}.{e}" for t in range(latest + 1) for e in EVIDENCE_NAMES)
+    weights = np.full(n * len(masks), 1 / len(masks))
+    return np.concatenate(copies), names, np.tile(np.arange(n), len(masks)), weights
+
+
+def _summary(sample: Sample, tiers: tuple[str, ...], held: Array, lengths: Array) -> ForecastSummary:
+    """The figures of out-of-fold forecasts; held (T + 1, n, T): by latest tier + 1, lengths (n, T)."""
+    scores = sample.scores.astype(np.float64)
+    summaries = []
+    for j, tier in enumerate(tiers):
+        graded = np.isfinite(scores[:, j])
+        counted = np.isfinite(lengths[:, j])
+        actual, forecast = sample.output_tokens[counted, j].astype(np.float64), lengths[counted, j]
+        variance = float(np.var(actual)) if counted.any() else 0.0
+        summaries.append(
+            TierSummary(
+                tier=tier,
+                mean_score=float(scores[graded, j].mean()) if graded.any() else None,
+                before=_accuracy(held[0, :, j], scores[:, j]),
+                after=_accuracy(held[j + 1, :, j], scores[:, j]),
+                tokens_mean=float(actual.mean()) if counted.any() else None,
+                tokens_r2=1 - float(np.mean((actual - forecast) ** 2)) / variance if variance > 0 else None,
+                tokens_mae=float(np.mean(np.abs(actual - forecast))) if counted.any() else None,
+            )
+        )
+    gains = []
+    for j in range(len(tiers) - 1):
+        gain = scores[:, j + 1] - scores[:, j]
+        halves = []
+        for state in (0, j + 1):
+            foreseen = held[state, :, j + 1] - held[state, :, j]
+            known = np.isfinite(gain) & np.isfinite(foreseen)
+            order = np.argsort(-foreseen[known], kind="stable")
+            halves.append(gain[known][order[: max(1, known.sum() // 2)]])
+        if len(halves[0]) and len(halves[1]):
+            gains.append(
+                GainSummary(
+                    from_tier=tiers[j],
+                    to_tier=tiers[j + 1],
+                    mean=float(np.nanmean(gain)),
+                    top_half_before=float(halves[0].mean()),
+                    top_half_after=float(halves[1].mean()),
+                )
+            )
+    return ForecastSummary(
+        rows=len(scores),
+        prompts=len(np.unique(sample.prompt_keys)),
+        groups=len(np.unique(np.asarray(sample.groups, dtype=str))),
+        tiers=tuple(summaries),
+        gains=tuple(gains),
+    )
+
+
+def _accuracy(forecast: Array, scores: Array) -> Accuracy | None:
+    from sklearn.metrics import roc_auc_score
+
+    known = np.isfinite(forecast) & np.isfinite(scores)
+    if not known.any():
+        return None
+    p, y = forecast[known], scores[known]
+    good = y >= 0.5
+    bins = np.array_split(np.argsort(p, kind="stable"), min(10, len(p)))
+    return Accuracy(
+        rows=len(y),
+        auc=float(roc_auc_score(good, p)) if 0 < good.sum() < len(good) else None,
+        brier=float(np.mean((p - y) ** 2)),
+        brier_constant=float(np.var(y)),
+        calibration_error=float(sum(len(b) * abs(p[b].mean() - y[b].mean()) for b in bins) / len(p)),
+    )
