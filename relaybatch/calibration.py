@@ -1,15 +1,13 @@
-"""Calibration: turning a model's raw scores into probabilities that hold, with lower bounds; group means.
+"""Calibration: raw scores of all tiers into quality that holds, with lower limits; group means.
 
 Owns small-sample statistics on arrays. Does not know tiers, prompts or XGBoost.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 FLOOR, CEILING = 0.005, 0.995
 LOW_Z = 1.2816  # one-sided 90%
@@ -26,50 +24,55 @@ def expit(z: NDArray[np.floating]) -> Array:
     return np.asarray(1 / (1 + np.exp(-np.clip(np.asarray(z, dtype=np.float64), -30, 30))))
 
 
-def log_loss(p: Array, y: Array) -> float:
-    """Mean log loss of forecasts p (0..1) of outcomes y (0..1)."""
+def log_loss(p: Array, y: Array, weights: Array) -> float:
+    """Weighted mean log loss of forecasts p (0..1) of outcomes y (0..1)."""
     clipped = np.clip(p, FLOOR, CEILING)
-    return float(-np.mean(y * np.log(clipped) + (1 - y) * np.log(1 - clipped)))
+    return float(np.average(-(y * np.log(clipped) + (1 - y) * np.log(1 - clipped)), weights=weights))
 
 
-class Curve(BaseModel):
-    """A map from raw scores (0..1) to calibrated quality, and the rows that stand behind each part of it."""
+class Calibration(BaseModel):
+    """A map from the raw scores of all T tiers to the calibrated quality of each, and the rows behind it.
+
+    Each tier is calibrated on the scores of all tiers together, not on its own: the gap between two tiers is then
+    right too, where two forecasts with errors of their own overrate the gain of the row that a plan picks.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
-    kind: Literal["platt", "isotonic"]
-    """`platt`: expit(slope · logit(raw) + shift); `isotonic`: a step-wise rising map, linear between steps."""
-    slope: float = 1.0
-    """Of `platt`: below 1 draws forecasts to the mean."""
-    shift: float = 0.0
-    """Of `platt`, on the logit scale."""
-    raw: list[float] = Field(default_factory=list)
-    """Of `isotonic`: raw scores at the steps."""
-    quality: list[float] = Field(default_factory=list)
-    """Of `isotonic`: quality at the steps."""
-    edges: list[float] = Field(default_factory=list)
-    """Inner edges of the bins of calibrated quality that `lower` counts rows in."""
-    counts: list[float] = Field(default_factory=list)
-    """Rows in each bin (one more than edges)."""
+    centre: list[float]
+    """(2T) means of the inputs: T raw scores, then T group means, all as logits."""
+    weights: list[list[float]]
+    """(2T, T) of the centred inputs."""
+    shifts: list[float]
+    """(T) quality at the centre, as a logit."""
+    steps: list[tuple[list[float], list[float]] | None]
+    """(T) a rising map (from, to) put after the logistic one where isotonic regression is better, else null."""
+    edges: list[list[float]]
+    """(T) inner edges of the bins of quality that `lower` counts rows in."""
+    counts: list[list[float]]
+    """(T) rows in each bin, one more than edges."""
 
-    def __call__(self, raw: NDArray[np.floating]) -> Array:
-        """Calibrated quality of raw scores, within [0.005, 0.995]."""
-        if self.kind == "platt":
-            p = expit(self.slope * logit(raw) + self.shift)
-        else:
-            p = np.interp(np.asarray(raw, dtype=np.float64), self.raw, self.quality)
-        return np.asarray(np.clip(p, FLOOR, CEILING))
+    def quality(self, raw: Array, group: Array) -> Array:
+        """Quality (m, T) within [0.005, 0.995] from raw scores and group means (m, T), as logits."""
+        inputs = np.concatenate([raw, group], axis=1) - np.asarray(self.centre)
+        p = expit(inputs @ np.asarray(self.weights) + np.asarray(self.shifts))
+        for j, steps in enumerate(self.steps):
+            if steps is not None:
+                p[:, j] = np.interp(p[:, j], *steps)
+        return np.clip(p, FLOOR, CEILING)
 
     def lower(self, quality: Array, group_rows: Array) -> Array:
-        """The lower 90% limit (one-sided) of calibrated quality, given each row's rows of its group.
+        """The lower 90% limit (one-sided) of quality (m, T), given the sample's rows of each row's group (m,).
 
-        Wilson limit of `quality` at an effective number of rows: the harmonic sum of the calibration bin's rows
-        and the group's (plus 10 for what all groups share), since both have to hold.
+        The Wilson limit of `quality` at an effective number of rows: half the harmonic mean of the calibration
+        bin's rows and of the group's (plus 10 for what all groups share), as both have to hold.
         Source: Wilson (1927), Probable Inference, the Law of Succession, and Statistical Inference.
         """
-        counts = np.asarray(self.counts)[np.searchsorted(self.edges, quality, side="right")]
-        rows = 1 / (1 / np.maximum(counts, 1.0) + 1 / (group_rows + 10.0))
-        return np.minimum(wilson_lower(quality, rows), quality)
+        low = np.empty_like(quality)
+        for j, (edges, counts) in enumerate(zip(self.edges, self.counts, strict=True)):
+            rows = np.maximum(np.asarray(counts)[np.searchsorted(edges, quality[:, j], side="right")], 1.0)
+            low[:, j] = wilson_lower(quality[:, j], 1 / (1 / rows + 1 / (group_rows + 10.0)))
+        return np.minimum(low, quality)
 
 
 def wilson_lower(p: Array, rows: Array) -> Array:
@@ -79,75 +82,123 @@ def wilson_lower(p: Array, rows: Array) -> Array:
     return np.asarray(np.clip((p + z2 / (2 * rows) - spread) / (1 + z2 / rows), 0.0, 1.0))
 
 
-def fit_curve(raw: Array, y: Array, weights: Array, folds: NDArray[np.int64]) -> Curve:
-    """The better of Platt scaling and isotonic regression by cross-validated log loss; mean(curve(raw)) = mean(y).
+def fit_calibration(
+    raw: Array, group: Array, scores: Array, weights: Array, folds: NDArray[np.int64], modelled: NDArray[np.bool_]
+) -> tuple[Calibration, Array]:
+    """The calibration of out-of-fold scores and the forecasts (m, T) it gives them; their mean is that of scores.
 
-    raw: out-of-fold scores (m,); y: outcomes 0..1; folds: fold of each row, kept whole in the cross-validation.
+    raw, group (m, T): logits; scores (m, T): outcomes 0..1, NaN where unknown; weights, folds (m,);
+    modelled (T,): tiers with enough outcomes, the others keep their group means.
+    Ridge logistic regression (Platt scaling with several inputs), followed by isotonic regression where that has
+    the better cross-validated log loss.
     Sources: Platt (1999), Probabilistic Outputs for SVMs; Zadrozny & Elkan (2002), Transforming Scores.
     """
-    kinds: tuple[Literal["platt", "isotonic"], ...] = ("platt", "isotonic")
-    losses = {}
-    for kind in kinds:
-        held = np.empty(len(y))
-        for k in np.unique(folds):
-            out = folds == k
-            held[out] = _fit(kind, raw[~out], y[~out], weights[~out])(raw[out]) if (~out).any() else y.mean()
-        losses[kind] = float(np.average(_losses(held, y), weights=weights))
+    tiers = scores.shape[1]
+    inputs = np.concatenate([raw, group], axis=1)
+    centre = np.average(inputs, axis=0, weights=weights)
+    centred = inputs - centre
+    slopes = np.zeros((2 * tiers, tiers))
+    shifts = np.empty(tiers)
+    steps: list[Steps | None] = []
+    edges, counts = [], []
+    forecast = np.empty(scores.shape)
+    for j in range(tiers):
+        known = np.isfinite(scores[:, j])
+        x, y, w, fold = centred[known], scores[known, j], weights[known], folds[known]
+        step = None
+        if modelled[j]:
+            slopes[:, j], shifts[j] = _logistic(x, y, w, j)
+            step = _steps_if_better(x, y, w, fold, j, slopes[:, j], float(shifts[j]))
+        else:
+            slopes[tiers + j, j], shifts[j] = 1.0, centre[tiers + j]
+        p = expit(centred @ slopes[:, j] + shifts[j])
+        forecast[:, j] = np.clip(p if step is None else np.interp(p, *step), FLOOR, CEILING)
+        steps.append(step)
+        edge, count = _bins(forecast[known, j], w)
+        edges.append(edge)
+        counts.append(count)
+    calibration = Calibration(
+        centre=centre.tolist(),
+        weights=slopes.tolist(),
+        shifts=shifts.tolist(),
+        steps=steps,
+        edges=edges,
+        counts=counts,
+    )
+    return calibration, forecast
+
+
+def _logistic(x: Array, y: Array, weights: Array, j: int) -> tuple[Array, float]:
+    """Weights (2T,) and shift of tier j's quality from the centred logits of all tiers, by Newton's method.
+
+    Four slopes: the mean of all tiers' scores (how hard a row is, drawn to 1), tier j's own distance from that
+    mean, and the same two of the group means (drawn to 0).
+    """
+    tiers = x.shape[1] // 2
+    mean, own = np.full(tiers, 1 / tiers), np.eye(tiers)[j] - 1 / tiers
+    basis = np.zeros((2 * tiers, 4))
+    basis[:tiers, 0], basis[:tiers, 1] = mean, own
+    basis[tiers:, 2], basis[tiers:, 3] = mean, own
+    prior, pull = np.array([1.0, 0.0, 0.0, 0.0, 0.0]), np.array([1.0, 3.0, 3.0, 6.0, 0.0])
+    design = np.concatenate([x @ basis, np.ones((len(x), 1))], axis=1)
+    beta = prior.copy()
+    beta[4] = logit(np.array([np.average(y, weights=weights)]))[0]
+    for _ in range(60):
+        p = expit(design @ beta)
+        curvature = weights * p * (1 - p) + 1e-9
+        gradient = design.T @ (weights * (y - p)) - pull * (beta - prior)
+        hessian = (design * curvature[:, None]).T @ design + np.diag(pull)
+        step = np.clip(np.linalg.solve(hessian, gradient), -2.0, 2.0)
+        beta = beta + step
+        if np.abs(step).max() < 1e-9:
+            break
+    return basis @ beta[:4], float(beta[4])
+
+
+Steps = tuple[list[float], list[float]]
+
+
+def _steps_if_better(
+    x: Array, y: Array, weights: Array, folds: NDArray[np.int64], j: int, slopes: Array, shift: float
+) -> Steps | None:
+    logistic, isotonic = np.empty(len(y)), np.empty(len(y))
+    if len(np.unique(folds)) < 2:
+        return None
+    for k in np.unique(folds):
+        out = folds == k
+        slope, base = _logistic(x[~out], y[~out], weights[~out], j)
+        p = expit(x @ slope + base)
+        logistic[out] = p[out]
+        isotonic[out] = np.interp(p[out], *_isotonic(p[~out], y[~out], weights[~out]))
     # isotonic regression has many steps to spend on a small sample: it must earn them
-    kind = "isotonic" if losses["isotonic"] < losses["platt"] - 0.002 else "platt"
-    curve = _fit(kind, raw, y, weights)
-    p = curve(raw)
-    order = np.argsort(p, kind="stable")
-    total = weights.sum()
-    bins = max(1, min(10, int(total // BIN_ROWS)))
-    position = np.cumsum(weights[order]) / total
-    edges = [float(p[order][np.searchsorted(position, b / bins)]) for b in range(1, bins)]
-    edges = sorted(set(edges))
-    counts = np.bincount(np.searchsorted(edges, p, side="right"), weights=weights, minlength=len(edges) + 1)
-    return curve.model_copy(update={"edges": edges, "counts": counts.tolist()})
+    better = log_loss(isotonic, y, weights) < log_loss(logistic, y, weights) - 0.002
+    return _isotonic(expit(x @ slopes + shift), y, weights) if better else None
 
 
-def _losses(p: Array, y: Array) -> Array:
-    clipped = np.clip(p, FLOOR, CEILING)
-    return np.asarray(-(y * np.log(clipped) + (1 - y) * np.log(1 - clipped)))
-
-
-def _fit(kind: Literal["platt", "isotonic"], raw: Array, y: Array, weights: Array) -> Curve:
-    if kind == "platt":
-        slope, shift = _platt(logit(raw), y, weights)
-        return Curve(kind="platt", slope=slope, shift=shift)
+def _isotonic(p: Array, y: Array, weights: Array) -> Steps:
     from sklearn.isotonic import IsotonicRegression
 
-    # one pseudo-row of the mean at each end keeps the ends off 0 and 1
+    # a pseudo-row of the mean at each end keeps the ends off 0 and 1
     mean = float(np.average(y, weights=weights))
-    x = np.concatenate([[raw.min()], raw, [raw.max()]])
     model = IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip")
-    model.fit(x, np.concatenate([[mean], y, [mean]]), np.concatenate([[1.0], weights, [1.0]]))
-    return Curve(
-        kind="isotonic",
-        raw=[float(v) for v in model.X_thresholds_],
-        quality=[float(v) for v in model.y_thresholds_],
+    model.fit(
+        np.concatenate([[p.min()], p, [p.max()]]),
+        np.concatenate([[mean], y, [mean]]),
+        np.concatenate([[1.0], weights, [1.0]]),
     )
+    return [float(v) for v in model.X_thresholds_], [float(v) for v in model.y_thresholds_]
 
 
-def _platt(z: Array, y: Array, weights: Array, pull: float = 1.0) -> tuple[float, float]:
-    """Slope and shift by Newton's method; the slope is drawn to 1 by `pull` pseudo-information and kept ≥ 0."""
-    slope, shift = 1.0, 0.0
-    for fixed in (False, True):
-        for _ in range(50):
-            p = expit(slope * z + shift)
-            w = weights * p * (1 - p) + 1e-9
-            g = np.array([np.sum(weights * (y - p) * z) - pull * (slope - 1), np.sum(weights * (y - p))])
-            h = np.array([[np.sum(w * z * z) + pull, np.sum(w * z)], [np.sum(w * z), np.sum(w)]])
-            step = np.array([0.0, g[1] / h[1, 1]]) if fixed else np.linalg.solve(h, g)
-            step = np.clip(step, -2.0, 2.0)
-            slope, shift = slope + step[0], shift + step[1]
-            if np.abs(step).max() < 1e-9:
-                break
-        if slope >= 0 or fixed:
-            break
-        slope = 0.0  # scores that rank backwards are worth no more than the mean
-    return float(slope), float(shift)
+def _bins(p: Array, weights: Array) -> tuple[list[float], list[float]]:
+    """Inner edges and rows of bins of equal size, of at least BIN_ROWS rows and at most ten."""
+    if len(p) == 0:
+        return [], [0.0]
+    order = np.argsort(p, kind="stable")
+    position = np.cumsum(weights[order]) / weights.sum()
+    bins = max(1, min(10, int(weights.sum() // BIN_ROWS)))
+    edges = sorted({float(p[order][np.searchsorted(position, b / bins)]) for b in range(1, bins)})
+    inside = np.searchsorted(edges, p, side="right")
+    return edges, np.bincount(inside, weights=weights, minlength=len(edges) + 1).tolist()
 
 
 class GroupMeans(BaseModel):

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from relaybatch.calibration import Array, Curve, expit, fit_curve, group_means, logit
+from relaybatch.calibration import Array, expit, log_loss, logit
 
 FOLDS = 5
 MIN_ROWS = 20
-"""Rows with an outcome below which group means stand in for a model."""
+"""Rows with an outcome below which means stand in for a model."""
 MAX_ROUNDS = 80
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int64]
 PARAMS: dict[str, Any] = {
-    "max_depth": 3,
+    "max_depth": 2,
     "eta": 0.08,
     "min_child_weight": 4.0,
     "lambda": 6.0,
@@ -28,7 +28,7 @@ PARAMS: dict[str, Any] = {
     "colsample_bytree": 0.6,
     "tree_method": "hist",
     "max_bin": 64,
-    "nthread": 2,
+    "nthread": 1,
 }
 
 
@@ -41,9 +41,7 @@ class Rows:
     names: tuple[str, ...]
     """(F,)."""
     y: Array
-    """(m,): outcome."""
-    codes: Codes
-    """(m,): group."""
+    """(m,): outcome, NaN where unknown."""
     folds: Codes
     """(m,): fold, equal for equal prompts."""
     weights: Array
@@ -52,33 +50,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class CrossFit:
-    """One quantity: K models over margins by group, and the curve that calibrates each of them."""
+    """One quantity: K models, each over a fixed offset."""
 
     offsets: Array
-    """(K, G + 1) on the link scale; the last column is for unknown groups."""
-    curve: Curve
+    """(K,) on the link scale."""
     boosters: tuple[Any, ...] = ()
     """K boosters, or none where the offsets are all there is."""
 
-    def margins(self, x: Floats, codes: Codes) -> list[Array]:
-        """The output of each fold's model on the link scale, K arrays (m,)."""
+    def margins(self, x: Floats) -> Array:
+        """The outputs (K, m) of the fold models on the link scale."""
         if not self.boosters:
-            return [offset[codes] for offset in self.offsets]
-        return [
-            np.asarray(
-                booster.inplace_predict(x, base_margin=offset[codes].astype(np.float32), predict_type="margin"),
-                dtype=np.float64,
-            )
-            for booster, offset in zip(self.boosters, self.offsets, strict=True)
-        ]
-
-    def quality(self, x: Floats, codes: Codes) -> Array:
-        """Calibrated quality (m,): the mean over the K models, so that its mean is that of the outcomes."""
-        return np.asarray(np.mean([self.curve(expit(m)) for m in self.margins(x, codes)], axis=0))
-
-    def length(self, x: Floats, codes: Codes) -> Array:
-        """The mean (m,) of a quantity learned on the scale of log(1 + y)."""
-        return np.asarray(np.mean([np.expm1(m) for m in self.margins(x, codes)], axis=0))
+            return np.repeat(self.offsets[:, None], len(x), axis=1)
+        outputs = [booster.inplace_predict(x, predict_type="margin") for booster in self.boosters]
+        return np.asarray(outputs, dtype=np.float64) + self.offsets[:, None]
 
 
 def draw_folds(prompt_keys: NDArray[Any], codes: Codes, seed: int) -> Codes:
@@ -90,101 +74,95 @@ def draw_folds(prompt_keys: NDArray[Any], codes: Codes, seed: int) -> Codes:
     return fold[key]
 
 
-def fit_quality(rows: Rows, groups: int, seed: int) -> tuple[CrossFit, Array]:
-    """A model of outcomes 0..1 and its calibrated out-of-fold forecasts (m,)."""
-    if len(np.unique(rows.folds)) < 2 or rows.weights.sum() < MIN_ROWS or np.ptp(rows.y) == 0:
-        return _means_only(rows, groups)
-    offsets, own = _offsets(rows, groups, logit)
-    boosters, margins = _boost(rows, offsets, own, "binary:logistic", "logloss", seed)
-    raw = expit(margins)
-    curve = fit_curve(raw, rows.y, rows.weights, rows.folds)
-    return CrossFit(offsets, curve, boosters), curve(raw)
+def fit_quality(rows: Rows, seed: int) -> tuple[CrossFit, Array]:
+    """A model of outcomes 0..1 and its raw out-of-fold forecasts (m,) as logits; rows without outcome have some too.
+
+    Under MIN_ROWS outcomes, or with all of them equal, it is their shrunken mean.
+    """
+    known = np.isfinite(rows.y)
+    offsets = np.array([_shrunken_logit(rows.y[known & (rows.folds != k)]) for k in range(FOLDS)])
+    if not learnable(rows):
+        return CrossFit(offsets), offsets[rows.folds]
+    return _boost(rows, offsets, "binary:logistic", "logloss", seed)
 
 
-def fit_length(rows: Rows, groups: int, seed: int) -> tuple[CrossFit, Array]:
-    """A model of counts ≥ 0 on the scale of log(1 + y) and its out-of-fold forecasts (m,), not yet scaled."""
-    logged = Rows(rows.x, rows.names, np.log1p(rows.y), rows.codes, rows.folds, rows.weights)
-    identity = Curve(kind="platt")
-    if len(rows.y) == 0:
-        return CrossFit(np.zeros((1, groups + 1)), identity), np.empty(0)
-    if len(np.unique(rows.folds)) < 2 or len(rows.y) < MIN_ROWS or np.ptp(rows.y) == 0:
-        means = group_means(logged.y, rows.codes, groups)
-        offsets = np.array([[*means.means, means.mean]])
-        return CrossFit(offsets, identity), np.expm1(offsets[0][rows.codes])
-    offsets, own = _offsets(logged, groups, np.asarray)
-    boosters, margins = _boost(logged, offsets, own, "reg:squarederror", "rmse", seed)
-    return CrossFit(offsets, identity, boosters), np.expm1(margins)
+def fit_length(rows: Rows, seed: int) -> tuple[CrossFit, Array]:
+    """A model of log(1 + tokens) and its out-of-fold forecasts (m,), as logarithms."""
+    known = np.isfinite(rows.y)
+    seen = [rows.y[known & (rows.folds != k)] for k in range(FOLDS)]
+    offsets = np.array([y.mean() if len(y) else 0.0 for y in seen])
+    if not learnable(rows):
+        return CrossFit(offsets), offsets[rows.folds]
+    return _boost(rows, offsets, "reg:squarederror", "rmse", seed)
 
 
-def _means_only(rows: Rows, groups: int) -> tuple[CrossFit, Array]:
-    if len(rows.y) == 0:
-        half = Curve(kind="platt", counts=[0.0])
-        return CrossFit(np.zeros((1, groups + 1)), half), np.empty(0)
-    means = group_means(rows.y, rows.codes, groups)
-    offsets = logit(np.array([[*means.means, means.mean]]))
-    curve = Curve(kind="platt", counts=[float(rows.weights.sum())])
-    return CrossFit(offsets, curve), curve(expit(offsets[0][rows.codes]))
+def learnable(rows: Rows) -> bool:
+    """Whether there are enough different outcomes, over all folds, to learn from."""
+    known = np.isfinite(rows.y)
+    y, folds = rows.y[known], rows.folds[known]
+    return bool(
+        rows.weights[known].sum() >= MIN_ROWS - 1e-6
+        and len(np.unique(folds)) == FOLDS
+        and all(np.ptp(y[folds != k]) > 0 for k in range(FOLDS))
+    )
 
 
-def _offsets(rows: Rows, groups: int, link: Any) -> tuple[Array, Array]:
-    """Group means on the link scale: by fold (K, G + 1), and for each row without the row itself (K, m)."""
-    offsets = np.empty((FOLDS, groups + 1))
-    own = np.empty((FOLDS, len(rows.y)))
-    for k in range(FOLDS):
-        seen = rows.folds != k
-        means = group_means(rows.y[seen], rows.codes[seen], groups)
-        offsets[k] = link(np.array([*means.means, means.mean]))
-        size = np.asarray(means.rows)[rows.codes] + means.strength
-        without = (np.asarray(means.means)[rows.codes] * size - rows.y) / np.maximum(size - 1, 1e-9)
-        own[k] = np.where(seen, link(np.clip(without, 0.0, None)), offsets[k][rows.codes])
-    return offsets, own
+def _shrunken_logit(y: Array) -> float:
+    return float(logit(np.array([(y.sum() + 0.5) / (len(y) + 1)]))[0])
 
 
-def _boost(
-    rows: Rows, offsets: Array, own: Array, objective: str, metric: str, seed: int
-) -> tuple[tuple[Any, ...], Array]:
+def _boost(rows: Rows, offsets: Array, objective: str, metric: str, seed: int) -> tuple[CrossFit, Array]:
     """K boosters of the number of rounds that is best over all folds, and the out-of-fold margins (m,)."""
     import xgboost as xgb
 
-    params = PARAMS | {"objective": objective, "eval_metric": metric, "seed": seed, "base_score": 0.5}
-    boosters, losses, held = [], np.zeros(MAX_ROUNDS + 1), []
+    # a base score that is nothing on the link scale: `CrossFit` adds the offset itself
+    neutral = 0.5 if objective == "binary:logistic" else 0.0
+    params = PARAMS | {"objective": objective, "eval_metric": metric, "seed": seed, "base_score": neutral}
+    known = np.isfinite(rows.y)
+    boosters, losses = [], np.zeros(MAX_ROUNDS + 1)
     for k in range(FOLDS):
-        seen, out = rows.folds != k, rows.folds == k
-        train = _matrix(rows, seen, own[k])
-        test = _matrix(rows, out, own[k])
+        out = known & (rows.folds == k)
+        test = _matrix(rows, out, offsets[k])
         history: dict[str, Any] = {}
-        booster = xgb.train(params, train, MAX_ROUNDS, evals=[(test, "held")], evals_result=history, verbose_eval=False)
-        weight = rows.weights[out].sum()
-        curve = np.asarray(history["held"][metric])
-        start = _start_loss(metric, own[k][out], rows.y[out], rows.weights[out])
-        losses += weight * np.concatenate([[start], curve**2 if metric == "rmse" else curve])
+        booster = xgb.train(
+            params,
+            _matrix(rows, known & (rows.folds != k), offsets[k]),
+            MAX_ROUNDS,
+            evals=[(test, "held")],
+            evals_result=history,
+            verbose_eval=False,
+        )
+        held = np.asarray(history["held"][metric])
+        start = _start_loss(metric, offsets[k], rows.y[out], rows.weights[out])
+        losses += rows.weights[out].sum() * np.concatenate([[start], held**2 if metric == "rmse" else held])
         boosters.append(booster)
-        held.append((out, test))
     best = int(np.argmin(losses))
-    margins = np.empty(len(rows.y))
-    for k, (out, test) in enumerate(held):
-        if best == 0:
-            margins[out] = own[k][out]
-        else:
-            margins[out] = boosters[k].predict(test, output_margin=True, iteration_range=(0, best))
-    return tuple(b[:best] for b in boosters) if best else (), margins
+    if best == 0:
+        return CrossFit(offsets), offsets[rows.folds]
+    fit = CrossFit(offsets, tuple(_only_rounds(booster, best) for booster in boosters))
+    return fit, fit.margins(rows.x)[rows.folds, np.arange(len(rows.y))]
 
 
-def _start_loss(metric: str, margin: Array, y: Array, weights: Array) -> float:
+def _only_rounds(booster: Any, rounds: int) -> Any:
+    kept = booster[:rounds]
+    kept.set_param({"nthread": 2})
+    return kept
+
+
+def _start_loss(metric: str, offset: float, y: Array, weights: Array) -> float:
     if metric == "rmse":
-        return float(np.average((margin - y) ** 2, weights=weights))
-    p = np.clip(expit(margin), 1e-7, 1 - 1e-7)
-    return float(np.average(-(y * np.log(p) + (1 - y) * np.log(1 - p)), weights=weights))
+        return float(np.average((offset - y) ** 2, weights=weights))
+    return log_loss(np.full(len(y), expit(np.array([offset]))[0]), y, weights)
 
 
-def _matrix(rows: Rows, chosen: NDArray[np.bool_], margin: Array) -> Any:
+def _matrix(rows: Rows, chosen: NDArray[np.bool_], offset: float) -> Any:
     import xgboost as xgb
 
     return xgb.DMatrix(
         rows.x[chosen],
         label=rows.y[chosen],
         weight=rows.weights[chosen],
-        base_margin=margin[chosen],
+        base_margin=np.full(int(chosen.sum()), offset),
         feature_names=list(rows.names),
-        nthread=2,
+        nthread=1,
     )

@@ -15,10 +15,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from relaybatch.calibration import Array, Curve
-from relaybatch.crossfit import CrossFit, Floats, Rows, draw_folds, fit_length, fit_quality
+from relaybatch.calibration import Array, Calibration, fit_calibration, group_means, logit
+from relaybatch.crossfit import (
+    FOLDS,
+    MIN_ROWS,
+    Codes,
+    CrossFit,
+    Floats,
+    Rows,
+    draw_folds,
+    fit_length,
+    fit_quality,
+    learnable,
+)
 from relaybatch.errors import PolicyError
 
 EVIDENCE_NAMES: tuple[str, ...] = (
@@ -34,6 +45,8 @@ EVIDENCE_NAMES: tuple[str, ...] = (
 answered, NaN if none did."""
 
 CHUNK = 100_000
+FORMAT = 1
+RELEARN = "learn a new policy: remove or rename its folder and run again"
 MODELS_FILE = "models.zip"
 CARD_FILE = "forecast.json"
 
@@ -152,6 +165,33 @@ class ForecastSummary(BaseModel):
     """Step by step up the ladder."""
 
 
+@dataclass(frozen=True)
+class _Stage:
+    """What is known of a row by its latest answer: T quality models and their calibration."""
+
+    fits: tuple[CrossFit, ...]
+    calibration: Calibration
+
+    def quality(self, x: Floats, group: Array) -> Array:
+        """Quality (m, T); group (K, m, T): logits of group means.
+
+        The mean of the K calibrated forecasts, not of their scores: each is right on average on rows it did not
+        see, so their mean is.
+        """
+        raw = np.stack([fit.margins(x) for fit in self.fits], axis=2)
+        return np.asarray(np.mean([self.calibration.quality(r, g) for r, g in zip(raw, group, strict=True)], axis=0))
+
+
+@dataclass(frozen=True)
+class _LengthLinks:
+    """How the length of the latest answer moves the forecast length of the others."""
+
+    slope: Array
+    """(T, T): by latest tier; log tokens of each tier for one of surprise at the latest."""
+    scale: Array
+    """(T + 1, T): factor that makes mean forecast tokens those of the sample, before and by latest tier."""
+
+
 class Forecaster:
     """Forecasts learned from a calibration sample; `summary` says how good they are."""
 
@@ -161,17 +201,21 @@ class Forecaster:
         feature_names: tuple[str, ...],
         groups: tuple[str, ...],
         group_rows: Array,
-        heads: dict[str, CrossFit],
-        tokens_scale: Array,
+        group_logits: Array,
+        stages: tuple[_Stage, ...],
+        lengths: tuple[CrossFit, ...],
+        links: _LengthLinks,
         summary: ForecastSummary,
     ) -> None:
         self.tiers = tiers
         self.feature_names = feature_names
         self.groups = groups
         self.summary = summary
-        self._group_rows = group_rows
-        self._heads = heads
-        self._tokens_scale = tokens_scale
+        self._group_rows = np.append(group_rows, 0.0)
+        self._group_logits = group_logits
+        self._stages = stages
+        self._lengths = lengths
+        self._links = links
 
     @classmethod
     def train(cls, sample: Sample, tiers: tuple[str, ...], *, seed: int = 0) -> Forecaster:
@@ -184,40 +228,33 @@ class Forecaster:
         features = _clean(sample.features)
         groups, codes = np.unique(np.asarray(sample.groups, dtype=str), return_inverse=True)
         folds = draw_folds(sample.prompt_keys, codes, seed)
-        heads: dict[str, CrossFit] = {}
-        held = np.full((len(tiers) + 1, *sample.scores.shape), np.nan)
-        lengths = np.full(sample.scores.shape, np.nan)
-        scale = np.ones(len(tiers))
+        scores = sample.scores.astype(np.float64)
+        means = _group_logits(scores, codes, folds, len(groups))
+        stages, held = [], []
         for latest in range(-1, len(tiers)):
             x, names, row, weights = _with_evidence(sample, features, tiers, latest)
-            for j in range(len(tiers)):
-                graded = np.isfinite(sample.scores[row, j])
-                if latest >= 0:
-                    graded &= np.isfinite(sample.output_tokens[row, latest])
-                index = row[graded]
-                share = weights[graded]
-                y = sample.scores[index, j].astype(np.float64)
-                rows = Rows(x[graded], names, y, codes[index], folds[index], share)
-                head, forecast = fit_quality(rows, len(groups), seed)
-                heads[_quality_key(latest, j)] = head
-                # a row's first copy carries all of the evidence
-                held[latest + 1, index[::-1], j] = forecast[::-1]
-        for j in range(len(tiers)):
-            index = np.flatnonzero(np.isfinite(sample.output_tokens[:, j]))
-            y = sample.output_tokens[index, j].astype(np.float64)
-            rows = Rows(features[index], sample.feature_names, y, codes[index], folds[index], np.ones(len(index)))
-            heads[f"tokens:{j}"], forecast = fit_length(rows, len(groups), seed)
-            if forecast.sum() > 0:
-                scale[j] = y.sum() / forecast.sum()
-            lengths[index, j] = forecast * scale[j]
+            y = scores[row]
+            if latest >= 0:
+                y = np.where(np.isfinite(sample.output_tokens[row, latest])[:, None], y, np.nan)
+            rows = [Rows(x, names, y[:, j], folds[row], weights) for j in range(len(tiers))]
+            fits, raw = zip(*(fit_quality(r, seed) for r in rows), strict=True)
+            modelled = np.array([learnable(r) for r in rows])
+            group = means[folds[row], codes[row]]
+            calibration, forecast = fit_calibration(np.stack(raw, axis=1), group, y, weights, folds[row], modelled)
+            stages.append(_Stage(tuple(fits), calibration))
+            # a row's first copy carries all of the evidence
+            held.append(np.where(np.isfinite(y[: len(scores)]), forecast[: len(scores)], np.nan))
+        lengths, links, length_forecast = _lengths(sample, features, folds, seed)
         return cls(
             tiers,
             sample.feature_names,
             tuple(str(g) for g in groups),
             np.bincount(codes, minlength=len(groups)).astype(np.float64),
-            heads,
-            scale,
-            _summary(sample, tiers, held, lengths),
+            means,
+            tuple(stages),
+            lengths,
+            links,
+            _summary(sample, tiers, np.stack(held), length_forecast),
         )
 
     def predict(
@@ -235,70 +272,76 @@ class Forecaster:
         """
         _require_names(tuple(feature_names), self.feature_names)
         rows, tiers = len(features), len(self.tiers)
-        quality = np.empty((rows, tiers), np.float32)
-        low = np.empty((rows, tiers), np.float32)
-        tokens = np.empty((rows, tiers), np.float32)
-        known, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
+        quality, low, tokens = (np.empty((rows, tiers), np.float32) for _ in range(3))
         index = {name: i for i, name in enumerate(self.groups)}
+        known, codes = np.unique(np.asarray(groups, dtype=str), return_inverse=True)
         codes = np.array([index.get(str(g), len(index)) for g in known], dtype=np.int64)[codes]
-        group_rows = np.append(self._group_rows, 0.0)
-        latest = np.full(rows, -1)
-        if ran is not None:
-            latest = np.where(ran.any(axis=1), tiers - 1 - np.argmax(ran[:, ::-1], axis=1), -1)
-        for state in np.unique(latest):
+        if ran is None or evidence is None:
+            ran = np.zeros((rows, tiers), dtype=bool)
+            evidence = np.empty((rows, tiers, 0), dtype=np.float32)
+        latest = np.where(ran.any(axis=1), tiers - 1 - np.argmax(ran[:, ::-1], axis=1), -1)
+        for state in np.unique(latest).tolist():
             chosen = np.flatnonzero(latest == state)
             for start in range(0, len(chosen), CHUNK):
                 part = chosen[start : start + CHUNK]
                 x = _clean(features[part])
-                code = codes[part]
-                whole = x
+                tokens[part] = self._tokens(x, state, ran[part], evidence[part])
                 if state >= 0:
-                    if evidence is None or ran is None:
-                        raise AssertionError("a row that ran has evidence")
-                    shown = np.where(ran[part][:, : state + 1, None], evidence[part][:, : state + 1], np.nan)
-                    whole = np.concatenate([x, _clean(shown).reshape(len(part), -1)], axis=1)
-                for j in range(tiers):
-                    head = self._heads[_quality_key(int(state), j)]
-                    p = head.quality(whole, code)
-                    quality[part, j] = p
-                    low[part, j] = head.curve.lower(p, group_rows[code])
-                    head = self._heads[f"tokens:{j}"]
-                    length = head.length(x, code) * self._tokens_scale[j]
-                    tokens[part, j] = np.maximum(length, 1.0)
-        if ran is not None and evidence is not None:
-            given = evidence[:, :, EVIDENCE_NAMES.index("output_tokens")]
-            tokens = np.where(ran & np.isfinite(given), given, tokens).astype(np.float32)
+                    shown = np.where(ran[part, : state + 1, None], evidence[part, : state + 1], np.nan)
+                    x = np.concatenate([x, _clean(shown).reshape(len(part), -1)], axis=1)
+                p = self._stages[state + 1].quality(x, self._group_logits[:, codes[part]])
+                quality[part] = p
+                low[part] = self._stages[state + 1].calibration.lower(p, self._group_rows[codes[part]])
         return Prediction(quality, low, tokens)
+
+    def _tokens(self, x: Floats, latest: int, ran: NDArray[np.bool_], evidence: Floats) -> Array:
+        """Output tokens (m, T): those of the answers given, and for the rest the forecast, which the latest answer
+        corrects where tiers tend to be long or short together."""
+        logs = np.stack([fit.margins(x).mean(axis=0) for fit in self._lengths], axis=1)
+        if latest < 0:
+            return np.maximum(np.expm1(logs) * self._links.scale[0], 1.0)
+        given = evidence[:, :, EVIDENCE_NAMES.index("output_tokens")].astype(np.float64)
+        surprise = np.nan_to_num(np.log1p(given[:, latest]) - logs[:, latest])
+        logs += surprise[:, None] * self._links.slope[latest]
+        tokens = np.maximum(np.expm1(logs) * self._links.scale[latest + 1], 1.0)
+        return np.asarray(np.where(ran & np.isfinite(given), given, tokens))
 
     def save(self, folder: Path) -> None:
         """Write the forecaster into a folder: boosters (UBJ) in models.zip, all else in forecast.json."""
         folder.mkdir(parents=True, exist_ok=True)
+        fits = self._fits()
         card = {
-            "format": 1,
+            "format": FORMAT,
             "tiers": self.tiers,
             "feature_names": self.feature_names,
             "evidence_names": EVIDENCE_NAMES,
             "groups": self.groups,
-            "group_rows": self._group_rows.tolist(),
-            "tokens_scale": self._tokens_scale.tolist(),
-            "heads": {
-                key: {
-                    "offsets": head.offsets.tolist(),
-                    "curve": head.curve.model_dump(),
-                    "boosters": len(head.boosters),
-                }
-                for key, head in self._heads.items()
-            },
+            "group_rows": self._group_rows[:-1].tolist(),
+            "group_logits": self._group_logits.tolist(),
+            "calibrations": [stage.calibration.model_dump() for stage in self._stages],
+            "length_slope": self._links.slope.tolist(),
+            "length_scale": self._links.scale.tolist(),
+            "offsets": {key: fit.offsets.tolist() for key, fit in fits.items()},
+            "boosters": {key: len(fit.boosters) for key, fit in fits.items()},
             "summary": self.summary.model_dump(),
         }
         text = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
-        with zipfile.ZipFile(folder / MODELS_FILE, "w", zipfile.ZIP_DEFLATED) as archive:
-            for key, head in self._heads.items():
-                for k, booster in enumerate(head.boosters):
+        with zipfile.ZipFile(folder / MODELS_FILE, "w") as archive:
+            for key, fit in fits.items():
+                for k, booster in enumerate(fit.boosters):
                     # a fixed time, so that equal models make equal files
-                    entry = zipfile.ZipInfo(f"{key.replace(':', '-')}-{k}.ubj", (1980, 1, 1, 0, 0, 0))
+                    entry = zipfile.ZipInfo(f"{key}-{k}.ubj", (1980, 1, 1, 0, 0, 0))
                     archive.writestr(entry, bytes(booster.save_raw("ubj")), zipfile.ZIP_DEFLATED)
+
+    def _fits(self) -> dict[str, CrossFit]:
+        """Every model by its name in the files."""
+        quality = {
+            f"quality-{latest}-{j}": fit
+            for latest, stage in enumerate(self._stages)
+            for j, fit in enumerate(stage.fits)
+        }
+        return quality | {f"tokens-{j}": fit for j, fit in enumerate(self._lengths)}
 
     @classmethod
     def load(cls, folder: Path) -> Forecaster:
@@ -308,48 +351,39 @@ class Forecaster:
         path = folder / CARD_FILE
         try:
             card = json.loads(path.read_text(encoding="utf-8"))
-            if card["format"] != 1 or tuple(card["evidence_names"]) != EVIDENCE_NAMES:
+            if card["format"] != FORMAT or tuple(card["evidence_names"]) != EVIDENCE_NAMES:
                 raise PolicyError(f"{path}: made by another version of relaybatch", hint=RELEARN)
+            calibrations = [Calibration.model_validate(c) for c in card["calibrations"]]
+            summary = ForecastSummary.model_validate(card["summary"])
+            tiers = tuple(card["tiers"])
             path = folder / MODELS_FILE
-            heads = {}
+            fits = {}
             with zipfile.ZipFile(path) as archive:
-                for key, head in card["heads"].items():
+                for key, offsets in card["offsets"].items():
                     boosters = []
-                    for k in range(head["boosters"]):
+                    for k in range(card["boosters"][key]):
                         booster = xgb.Booster({"nthread": 2})
-                        booster.load_model(bytearray(archive.read(f"{key.replace(':', '-')}-{k}.ubj")))
+                        booster.load_model(bytearray(archive.read(f"{key}-{k}.ubj")))
                         boosters.append(booster)
-                    curve = Curve.model_validate(head["curve"])
-                    heads[key] = CrossFit(np.array(head["offsets"]), curve, tuple(boosters))
+                    fits[key] = CrossFit(np.array(offsets), tuple(boosters))
+            stages = [
+                _Stage(tuple(fits[f"quality-{latest}-{j}"] for j in range(len(tiers))), calibration)
+                for latest, calibration in enumerate(calibrations)
+            ]
             return cls(
-                tuple(card["tiers"]),
+                tiers,
                 tuple(card["feature_names"]),
                 tuple(card["groups"]),
                 np.array(card["group_rows"]),
-                heads,
-                np.array(card["tokens_scale"]),
-                ForecastSummary.model_validate(card["summary"]),
+                np.array(card["group_logits"]),
+                tuple(stages),
+                tuple(fits[f"tokens-{j}"] for j in range(len(tiers))),
+                _LengthLinks(np.array(card["length_slope"]), np.array(card["length_scale"])),
+                summary,
             )
-        except PolicyError:
-            raise
-        except (
-            OSError,
-            KeyError,
-            TypeError,
-            ValueError,
-            ValidationError,
-            zipfile.BadZipFile,
-            xgb.core.XGBoostError,
-        ) as error:
+        except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile, xgb.core.XGBoostError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise PolicyError(f"{path}: cannot be read: {reason}", hint=RELEARN) from None
-
-
-RELEARN = "learn a new policy: remove or rename its folder and run again"
-
-
-def _quality_key(latest: int, tier: int) -> str:
-    return f"quality:{latest}:{tier}" if latest >= 0 else f"quality:base:{tier}"
 
 
 def _clean(values: Floats) -> Floats:
@@ -368,6 +402,49 @@ def _require_names(given: tuple[str, ...], wanted: tuple[str, ...]) -> None:
         f"the policy was learned from other features: this run's come {' and '.join(parts) or 'in another order'}",
         hint=RELEARN,
     )
+
+
+def _group_logits(scores: Array, codes: Codes, folds: Codes, groups: int) -> Array:
+    """Logits (K, G + 1, T) of shrunken group means, by fold without the fold's rows; last: unknown groups."""
+    logits = np.empty((FOLDS, groups + 1, scores.shape[1]))
+    for k in range(FOLDS):
+        for j in range(scores.shape[1]):
+            known = (folds != k) & np.isfinite(scores[:, j])
+            means = group_means(scores[known, j], codes[known], groups)
+            logits[k, :, j] = logit(np.array([*means.means, means.mean]))
+    return logits
+
+
+def _lengths(
+    sample: Sample, features: Floats, folds: Codes, seed: int
+) -> tuple[tuple[CrossFit, ...], _LengthLinks, Array]:
+    """Models of output tokens, their links, and out-of-fold forecasts (n, T) before any answer."""
+    tokens = sample.output_tokens.astype(np.float64)
+    tiers = tokens.shape[1]
+    actual = np.log1p(tokens)
+    ones = np.ones(len(tokens))
+    rows = [Rows(features, sample.feature_names, actual[:, j], folds, ones) for j in range(tiers)]
+    fits, logs = zip(*(fit_length(r, seed) for r in rows), strict=True)
+    held = np.stack(logs, axis=1)
+    slope, scale = np.zeros((tiers, tiers)), np.ones((tiers + 1, tiers))
+    for j in range(tiers):
+        scale[0, j] = _ratio(tokens[:, j], np.expm1(held[:, j]))
+        for latest in range(tiers):
+            surprise, rest = actual[:, latest] - held[:, latest], actual[:, j] - held[:, j]
+            both = np.isfinite(surprise) & np.isfinite(rest)
+            if latest < j and both.sum() >= MIN_ROWS:
+                # 10 pseudo-rows of no link
+                spread = np.sum(surprise[both] ** 2)
+                slope[latest, j] = np.sum(surprise[both] * rest[both]) / (spread * (1 + 10 / both.sum()) + 1e-9)
+            linked = np.expm1(held[:, j] + slope[latest, j] * np.nan_to_num(surprise))
+            scale[latest + 1, j] = _ratio(np.where(np.isfinite(surprise), tokens[:, j], np.nan), linked)
+    return fits, _LengthLinks(slope, scale), np.expm1(held) * scale[0]
+
+
+def _ratio(actual: Array, forecast: Array) -> float:
+    known = np.isfinite(actual)
+    total = float(forecast[known].sum())
+    return float(actual[known].sum()) / total if total > 0 and actual[known].sum() > 0 else 1.0
 
 
 def _with_evidence(
@@ -406,7 +483,7 @@ def _summary(sample: Sample, tiers: tuple[str, ...], held: Array, lengths: Array
     summaries = []
     for j, tier in enumerate(tiers):
         graded = np.isfinite(scores[:, j])
-        counted = np.isfinite(lengths[:, j])
+        counted = np.isfinite(sample.output_tokens[:, j])
         actual, forecast = sample.output_tokens[counted, j].astype(np.float64), lengths[counted, j]
         variance = float(np.var(actual)) if counted.any() else 0.0
         summaries.append(
