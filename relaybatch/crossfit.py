@@ -16,12 +16,13 @@ from relaybatch.calibration import Array, expit, log_loss, logit
 FOLDS = 5
 MIN_ROWS = 20
 """Rows with an outcome below which means stand in for a model."""
-MAX_ROUNDS = 80
+MAX_ROUNDS = 40
+THREADED_ROWS = 10_000
 Floats = NDArray[np.float32]
 Codes = NDArray[np.int64]
 PARAMS: dict[str, Any] = {
     "max_depth": 2,
-    "eta": 0.08,
+    "eta": 0.16,
     "min_child_weight": 4.0,
     "lambda": 6.0,
     "subsample": 0.8,
@@ -61,7 +62,11 @@ class CrossFit:
         """The outputs (K, m) of the fold models on the link scale."""
         if not self.boosters:
             return np.repeat(self.offsets[:, None], len(x), axis=1)
-        outputs = [booster.inplace_predict(x, predict_type="margin") for booster in self.boosters]
+        outputs = []
+        for booster in self.boosters:
+            # a second thread costs more than it saves on a small matrix, above all on a busy machine
+            booster.set_param({"nthread": 2 if len(x) >= THREADED_ROWS else 1})
+            outputs.append(booster.inplace_predict(x, predict_type="margin"))
         return np.asarray(outputs, dtype=np.float64) + self.offsets[:, None]
 
 
@@ -87,13 +92,21 @@ def fit_quality(rows: Rows, seed: int) -> tuple[CrossFit, Array]:
 
 
 def fit_length(rows: Rows, seed: int) -> tuple[CrossFit, Array]:
-    """A model of log(1 + tokens) and its out-of-fold forecasts (m,), as logarithms."""
+    """One model (K = 1) of log(1 + tokens), and out-of-fold forecasts (m,) of models like it, as logarithms."""
+    import xgboost as xgb
+
     known = np.isfinite(rows.y)
     seen = [rows.y[known & (rows.folds != k)] for k in range(FOLDS)]
     offsets = np.array([y.mean() if len(y) else 0.0 for y in seen])
+    whole = np.array([rows.y[known].mean() if known.any() else 0.0])
     if not learnable(rows):
-        return CrossFit(offsets), offsets[rows.folds]
-    return _boost(rows, offsets, "reg:squarederror", "rmse", seed)
+        return CrossFit(whole), offsets[rows.folds]
+    fit, held = _boost(rows, offsets, "reg:squarederror", "rmse", seed)
+    if not fit.boosters:
+        return CrossFit(whole), held
+    params = PARAMS | {"objective": "reg:squarederror", "seed": seed, "base_score": 0.0}
+    booster = xgb.train(params, _matrix(rows, known, whole[0]), fit.boosters[0].num_boosted_rounds())
+    return CrossFit(whole, (_named(booster, rows.names),)), held
 
 
 def learnable(rows: Rows) -> bool:
@@ -139,14 +152,14 @@ def _boost(rows: Rows, offsets: Array, objective: str, metric: str, seed: int) -
     best = int(np.argmin(losses))
     if best == 0:
         return CrossFit(offsets), offsets[rows.folds]
-    fit = CrossFit(offsets, tuple(_only_rounds(booster, best) for booster in boosters))
+    fit = CrossFit(offsets, tuple(_named(booster[:best], rows.names) for booster in boosters))
     return fit, fit.margins(rows.x)[rows.folds, np.arange(len(rows.y))]
 
 
-def _only_rounds(booster: Any, rounds: int) -> Any:
-    kept = booster[:rounds]
-    kept.set_param({"nthread": 2})
-    return kept
+def _named(booster: Any, names: tuple[str, ...]) -> Any:
+    """The booster with its features named: named matrices cost a third of the training time of small models."""
+    booster.feature_names = list(names)
+    return booster
 
 
 def _start_loss(metric: str, offset: float, y: Array, weights: Array) -> float:
@@ -163,6 +176,5 @@ def _matrix(rows: Rows, chosen: NDArray[np.bool_], offset: float) -> Any:
         label=rows.y[chosen],
         weight=rows.weights[chosen],
         base_margin=np.full(int(chosen.sum()), offset),
-        feature_names=list(rows.names),
         nthread=1,
     )

@@ -295,11 +295,13 @@ class Forecaster:
         return Prediction(quality, low, tokens)
 
     def _tokens(self, x: Floats, latest: int, ran: NDArray[np.bool_], evidence: Floats) -> Array:
-        """Output tokens (m, T): those of the answers given, and for the rest the forecast, which the latest answer
-        corrects where tiers tend to be long or short together."""
+        """Output tokens (m, T): those of the answers given, and forecasts for the rest.
+
+        The latest answer's length corrects the forecasts of the others where they tend to be long together.
+        """
         logs = np.stack([fit.margins(x).mean(axis=0) for fit in self._lengths], axis=1)
         if latest < 0:
-            return np.maximum(np.expm1(logs) * self._links.scale[0], 1.0)
+            return np.asarray(np.maximum(np.expm1(logs) * self._links.scale[0], 1.0))
         given = evidence[:, :, EVIDENCE_NAMES.index("output_tokens")].astype(np.float64)
         surprise = np.nan_to_num(np.log1p(given[:, latest]) - logs[:, latest])
         logs += surprise[:, None] * self._links.slope[latest]
