@@ -224,10 +224,12 @@ def group_means(y: Array, codes: NDArray[np.int64], groups: int) -> GroupMeans:
     total = np.bincount(codes, weights=y, minlength=groups)
     rows = np.bincount(codes, minlength=groups).astype(np.float64)
     mean = float((y.sum() + 0.5) / (len(y) + 1))
+    if len(y) == 0:
+        return GroupMeans(mean=mean, strength=1.0, means=[mean] * groups, rows=[0.0] * groups)
     seen = rows > 0
     own = np.where(seen, total / np.maximum(rows, 1), mean)
     within = max(float(np.sum((y - own[codes]) ** 2) / max(len(y) - seen.sum(), 1)), 1e-6)
-    n0 = (len(y) - np.sum(rows**2) / max(len(y), 1)) / max(seen.sum() - 1, 1)
+    n0 = (len(y) - np.sum(rows**2) / len(y)) / max(seen.sum() - 1, 1)
     spread = float(np.sum(rows * (own - y.mean()) ** 2) / max(seen.sum() - 1, 1))
     between = (spread - within) / n0 if n0 > 0 else 0.0
     strength = float(np.clip(within / between, 1.0, 1e6)) if between > 0 else 1e6

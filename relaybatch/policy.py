@@ -24,12 +24,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from relaybatch import __version__
 from relaybatch.errors import OutputError, PolicyError
-from relaybatch.forecast import Forecaster, ForecastSummary
+from relaybatch.forecast import RELEARN, Forecaster, ForecastSummary
 from relaybatch.profile import TierProfile
 
 CARD = "policy.json"
 CURRENT = "current"
-RELEARN = "learn a new policy: remove or rename its folder and run again"
 
 
 class TierCard(BaseModel):
@@ -198,7 +197,7 @@ def load(root: Path, version: str = CURRENT) -> Policy:
     """
     name = _current(root) if version == CURRENT else version
     folder = root / name
-    if not folder.is_dir():
+    if name not in versions(root):
         raise PolicyError(f"{folder}: no such policy version; there is: {', '.join(versions(root)) or 'none'}")
     card = _read_card(folder / CARD)
     for file, checksum in card.checksums.items():

@@ -16,7 +16,8 @@ PROMPT_SHARE = 0.1
 """Time of a prompt token over an output token's, where the batches do not tell."""
 PRIOR_BATCHES = 1.0
 OUTLIER = 1.5
-"""A batch that took this many times its fitted seconds is set aside as warm-up."""
+"""A batch that took this many times what the others foretell is set aside as warm-up."""
+Array = NDArray[np.float64]
 
 
 class TierProfile(BaseModel):
@@ -33,7 +34,7 @@ class TierProfile(BaseModel):
     rows_per_batch: float = Field(gt=0)
     """Mean rows of a measured batch: a row's share of `seconds_per_batch` is one over this."""
     warmup_seconds: float = Field(0.0, ge=0)
-    """Seconds by which batches set aside as outliers (often the first) exceeded the fit; no row's share."""
+    """Seconds by which a batch set aside as an outlier (often the first) exceeded the fit; no row's share."""
     rows: int = Field(ge=0)
     """Rows in the measured batches."""
     batches: int = Field(ge=0)
@@ -49,9 +50,7 @@ class Price:
     usd_per_million_output_tokens: float = 0.0
 
 
-def fit_profile(
-    seconds: ArrayLike, prompt_tokens: ArrayLike, output_tokens: ArrayLike, rows: ArrayLike
-) -> TierProfile:
+def fit_profile(seconds: ArrayLike, prompt_tokens: ArrayLike, output_tokens: ArrayLike, rows: ArrayLike) -> TierProfile:
     """The profile of a tier from B measured batches: wall seconds, prompt and output tokens, rows; each (B,).
 
     Non-negative least squares on relative errors, drawn to seconds in proportion to tokens by a pseudo-batch;
@@ -74,35 +73,41 @@ def fit_profile(
             batches=len(taken),
         )
     design = np.stack([prompt, output, np.ones_like(taken)], axis=1)
-    keep = np.ones(len(taken), dtype=bool)
-    rates = _rates(design, taken)
-    for _ in range(2):
-        fitted = design @ rates
-        slow = taken > OUTLIER * fitted
-        if not slow.any() or len(taken) < 3:
-            break
-        # one at a time: a slow batch drags the fit and makes its neighbours look odd
-        worst = int(np.argmax(np.where(keep & slow, taken - fitted, -np.inf)))
-        if not (keep & slow)[worst] or keep.sum() <= 2:
-            break
-        keep[worst] = False
-        rates = _rates(design[keep], taken[keep])
+    slow = _slow_batch(design, taken)
+    keep = np.arange(len(taken)) != slow
+    rates = _rates(design[keep], taken[keep])
     fitted = design @ rates
-    warmup = float(np.maximum(taken - fitted, 0.0)[~keep].sum())
+    warmup = 0.0 if slow is None else float(taken[slow] - fitted[slow])
     rates = rates * ((taken.sum() - warmup) / fitted.sum())
-    warmup = max(float(taken.sum() - (design @ rates).sum()), 0.0)
     return TierProfile(
         seconds_per_prompt_token=float(rates[0]),
         seconds_per_output_token=float(rates[1]),
         seconds_per_batch=float(rates[2]),
         rows_per_batch=float(count.mean()),
-        warmup_seconds=warmup if not keep.all() else 0.0,
+        warmup_seconds=warmup,
         rows=int(count.sum()),
         batches=len(taken),
     )
 
 
-def _rates(design: NDArray[np.float64], taken: NDArray[np.float64]) -> NDArray[np.float64]:
+def _slow_batch(design: Array, taken: Array) -> int | None:
+    """The batch that took over OUTLIER times what the others foretell for it, if there is one."""
+    if len(taken) < 3:
+        return None
+    tokens = design[:, 0] * PROMPT_SHARE + design[:, 1]
+    slowest = np.argsort(-taken / np.maximum(tokens, 1.0), kind="stable")[:3]
+    excess = {}
+    for batch in [*slowest.tolist(), 0]:
+        # judged by a fit without it: a slow batch drags its own fit along
+        others = np.arange(len(taken)) != batch
+        if taken[others].sum() > 0:
+            foretold = float(design[batch] @ _rates(design[others], taken[others]))
+            if taken[batch] > OUTLIER * foretold:
+                excess[batch] = float(taken[batch]) - foretold
+    return max(excess, key=lambda batch: excess[batch]) if excess else None
+
+
+def _rates(design: Array, taken: Array) -> Array:
     from scipy.optimize import nnls
 
     weighted = design[:, 0] * PROMPT_SHARE + design[:, 1]
@@ -128,7 +133,7 @@ def seconds(
     prompt_tokens: NDArray[np.integer | np.floating],
     output_tokens: NDArray[np.integer | np.floating],
     profiles: Sequence[TierProfile],
-) -> NDArray[np.float64]:
+) -> Array:
     """Seconds (N, T) that each row takes on each tier: its tokens' and its share of a batch.
 
     prompt_tokens: (N,) for all tiers or (N, T); output_tokens: (N, T).
@@ -144,9 +149,9 @@ def seconds(
 def cost_usd(
     prompt_tokens: NDArray[np.integer | np.floating],
     output_tokens: NDArray[np.integer | np.floating],
-    row_seconds: NDArray[np.float64],
+    row_seconds: Array,
     prices: Sequence[Price],
-) -> NDArray[np.float64]:
+) -> Array:
     """USD (N, T) of each row on each tier: by its seconds where a tier is paid by the hour, else by tokens.
 
     prompt_tokens: (N,) or (N, T); output_tokens, row_seconds: (N, T).
