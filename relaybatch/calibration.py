@@ -52,14 +52,24 @@ class Calibration(BaseModel):
     counts: list[list[float]]
     """(T) rows in each bin, one more than edges."""
 
-    def quality(self, raw: Array, group: Array) -> Array:
-        """Quality (m, T) within [0.005, 0.995] from raw scores and group means (m, T), as logits."""
-        inputs = np.concatenate([raw, group], axis=1) - np.asarray(self.centre)
-        p = expit(inputs @ np.asarray(self.weights) + np.asarray(self.shifts))
+    def by_group(self, group: Array) -> Array:
+        """What group means (G, T), as logits, add to the logit of quality: (G, T), shift and centring included."""
+        tiers = len(self.shifts)
+        centre, weights = np.asarray(self.centre), np.asarray(self.weights)
+        return np.asarray((group - centre[tiers:]) @ weights[tiers:] - centre[:tiers] @ weights[:tiers] + self.shifts)
+
+    def quality(self, raw: Array, added: Array) -> Array:
+        """Quality (m, T) within [0.005, 0.995] from raw scores as logits and what `by_group` adds, (m, T) each."""
+        p = raw @ np.asarray(self.weights)[: len(self.shifts)]
+        p += added
+        # in place: a million rows pass here five times
+        np.exp(np.negative(p, out=p), out=p)
+        p += 1
+        np.reciprocal(p, out=p)
         for j, steps in enumerate(self.steps):
             if steps is not None:
                 p[:, j] = np.interp(p[:, j], *steps)
-        return np.clip(p, FLOOR, CEILING)
+        return np.asarray(np.clip(p, FLOOR, CEILING, out=p))
 
     def lower(self, quality: Array, group_rows: Array) -> Array:
         """The lower 90% limit (one-sided) of quality (m, T), given the sample's rows of each row's group (m,).

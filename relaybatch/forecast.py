@@ -1,6 +1,6 @@
 """Forecasts: how well each tier would answer each row and at what length, before and after cheaper answers.
 
-Owns the XGBoost models, their cross-fitting and the figures on how good they are. Calibration and group means are
+Owns which models there are, and their files. How a model is fitted is crossfit's; how its scores become quality is
 calibration's; seconds and USD are profile's.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
+from relaybatch.accuracy import ForecastSummary, summarise
 from relaybatch.calibration import Array, Calibration, fit_calibration, group_means, logit
 from relaybatch.crossfit import (
     FOLDS,
@@ -93,78 +93,6 @@ class Forecast(Prediction):
     seconds: Array
 
 
-class Accuracy(BaseModel):
-    """How good out-of-fold quality forecasts were."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    rows: int
-    """Graded rows."""
-    auc: float | None
-    """Area under the ROC curve of good (score ≥ 0.5) against bad answers; null with one class only."""
-    brier: float
-    """Mean squared error of the forecast."""
-    brier_constant: float
-    """Mean squared error of forecasting the mean score for every row."""
-    calibration_error: float
-    """Expected calibration error over ten bins of equal size: mean distance of forecast and score."""
-
-
-class TierSummary(BaseModel):
-    """What the sample says of a tier, and how well it can be foreseen."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    tier: str
-    """The tier's name."""
-    mean_score: float | None
-    """Mean score of its graded rows; null with none."""
-    before: Accuracy | None
-    """Quality forecast from the prompt alone; null with too few rows for a model."""
-    after: Accuracy | None
-    """Quality forecast of its answer, with that answer's evidence and that of all cheaper tiers."""
-    tokens_mean: float | None
-    """Mean output tokens."""
-    tokens_r2: float | None
-    """Share of the variance of output tokens that the forecast explains out of fold."""
-    tokens_mae: float | None
-    """Mean absolute error of forecast output tokens, out of fold."""
-
-
-class GainSummary(BaseModel):
-    """How well the gain from a tier to the next is foreseen, out of fold."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    from_tier: str
-    """The cheaper tier."""
-    to_tier: str
-    """The next tier of the ladder."""
-    mean: float
-    """Mean score gained."""
-    top_half_before: float
-    """Mean score gained on the half of rows with the largest forecast gain, from the prompt alone."""
-    top_half_after: float
-    """The same, with the evidence of the cheaper answer."""
-
-
-class ForecastSummary(BaseModel):
-    """How good the learned forecasts are, all out of fold: no row was forecast by a model that saw it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-    rows: int
-    """Rows of the sample."""
-    prompts: int
-    """Distinct prompts among them."""
-    groups: int
-    """Groups (coarse kinds) among them."""
-    tiers: tuple[TierSummary, ...]
-    """Tier by tier, cheapest first."""
-    gains: tuple[GainSummary, ...]
-    """Step by step up the ladder."""
-
-
 @dataclass(frozen=True)
 class _Stage:
     """What is known of a row by its latest answer: T quality models and their calibration."""
@@ -172,14 +100,18 @@ class _Stage:
     fits: tuple[CrossFit, ...]
     calibration: Calibration
 
-    def quality(self, x: Floats, group: Array) -> Array:
-        """Quality (m, T); group (K, m, T): logits of group means.
+    def quality(self, x: Floats, group_logits: Array, codes: Codes) -> Array:
+        """Quality (m, T); group_logits (K, G + 1, T): logits of group means; codes (m,).
 
         The mean of the K calibrated forecasts, not of their scores: each is right on average on rows it did not
         see, so their mean is.
         """
         raw = np.stack([fit.margins(x) for fit in self.fits], axis=2)
-        return np.asarray(np.mean([self.calibration.quality(r, g) for r, g in zip(raw, group, strict=True)], axis=0))
+        forecasts = (
+            self.calibration.quality(r, self.calibration.by_group(logits)[codes])
+            for r, logits in zip(raw, group_logits, strict=True)
+        )
+        return np.asarray(sum(forecasts, np.zeros((len(x), len(self.fits)))) / len(raw))
 
 
 @dataclass(frozen=True)
@@ -254,7 +186,15 @@ class Forecaster:
             tuple(stages),
             lengths,
             links,
-            _summary(sample, tiers, np.stack(held), length_forecast),
+            summarise(
+                tiers,
+                sample.prompt_keys,
+                sample.groups,
+                scores,
+                sample.output_tokens.astype(np.float64),
+                np.stack(held),
+                length_forecast,
+            ),
         )
 
     def predict(
@@ -289,7 +229,7 @@ class Forecaster:
                 if state >= 0:
                     shown = np.where(ran[part, : state + 1, None], evidence[part, : state + 1], np.nan)
                     x = np.concatenate([x, _clean(shown).reshape(len(part), -1)], axis=1)
-                p = self._stages[state + 1].quality(x, self._group_logits[:, codes[part]])
+                p = self._stages[state + 1].quality(x, self._group_logits, codes[part])
                 quality[part] = p
                 low[part] = self._stages[state + 1].calibration.lower(p, self._group_rows[codes[part]])
         return Prediction(quality, low, tokens)
@@ -477,69 +417,3 @@ def _with_evidence(
     names = sample.feature_names + tuple(f"{tiers[t]}.{e}" for t in range(latest + 1) for e in EVIDENCE_NAMES)
     weights = np.full(n * len(masks), 1 / len(masks))
     return np.concatenate(copies), names, np.tile(np.arange(n), len(masks)), weights
-
-
-def _summary(sample: Sample, tiers: tuple[str, ...], held: Array, lengths: Array) -> ForecastSummary:
-    """The figures of out-of-fold forecasts; held (T + 1, n, T): by latest tier + 1, lengths (n, T)."""
-    scores = sample.scores.astype(np.float64)
-    summaries = []
-    for j, tier in enumerate(tiers):
-        graded = np.isfinite(scores[:, j])
-        counted = np.isfinite(sample.output_tokens[:, j])
-        actual, forecast = sample.output_tokens[counted, j].astype(np.float64), lengths[counted, j]
-        variance = float(np.var(actual)) if counted.any() else 0.0
-        summaries.append(
-            TierSummary(
-                tier=tier,
-                mean_score=float(scores[graded, j].mean()) if graded.any() else None,
-                before=_accuracy(held[0, :, j], scores[:, j]),
-                after=_accuracy(held[j + 1, :, j], scores[:, j]),
-                tokens_mean=float(actual.mean()) if counted.any() else None,
-                tokens_r2=1 - float(np.mean((actual - forecast) ** 2)) / variance if variance > 0 else None,
-                tokens_mae=float(np.mean(np.abs(actual - forecast))) if counted.any() else None,
-            )
-        )
-    gains = []
-    for j in range(len(tiers) - 1):
-        gain = scores[:, j + 1] - scores[:, j]
-        halves = []
-        for state in (0, j + 1):
-            foreseen = held[state, :, j + 1] - held[state, :, j]
-            known = np.isfinite(gain) & np.isfinite(foreseen)
-            order = np.argsort(-foreseen[known], kind="stable")
-            halves.append(gain[known][order[: max(1, known.sum() // 2)]])
-        if len(halves[0]) and len(halves[1]):
-            gains.append(
-                GainSummary(
-                    from_tier=tiers[j],
-                    to_tier=tiers[j + 1],
-                    mean=float(np.nanmean(gain)),
-                    top_half_before=float(halves[0].mean()),
-                    top_half_after=float(halves[1].mean()),
-                )
-            )
-    return ForecastSummary(
-        rows=len(scores),
-        prompts=len(np.unique(sample.prompt_keys)),
-        groups=len(np.unique(np.asarray(sample.groups, dtype=str))),
-        tiers=tuple(summaries),
-        gains=tuple(gains),
-    )
-
-
-def _accuracy(forecast: Array, scores: Array) -> Accuracy | None:
-    from sklearn.metrics import roc_auc_score
-
-    known = np.isfinite(forecast) & np.isfinite(scores)
-    if not known.any():
-        return None
-    p, y = forecast[known], scores[known]
-    good = y >= 0.5
-    bins = np.array_split(np.argsort(p, kind="stable"), min(10, len(p)))
-    return Accuracy(
-        rows=len(y),
-        auc=float(roc_auc_score(good, p)) if 0 < good.sum() < len(good) else None,
-        brier=float(np.mean((p - y) ** 2)),
-        brier_constant=float(np.var(y)),
-        calibration_error=float(sum(len(b) * abs(p[b].mean() - y[b].mean()) for b in bins) / len(p)),
-    )

@@ -23,8 +23,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from relaybatch import __version__
+from relaybatch.accuracy import ForecastSummary
 from relaybatch.errors import OutputError, PolicyError
-from relaybatch.forecast import RELEARN, Forecaster, ForecastSummary
+from relaybatch.forecast import RELEARN, Forecaster
 from relaybatch.profile import TierProfile
 
 CARD = "policy.json"
