@@ -132,9 +132,7 @@ def normalise(responses: pl.Series, options: GradingOptions, *, reference: bool 
     if method is GradeMethod.JSON:
         schema = options.json_schema if not reference else None
         validator = None if schema is None else _validator(schema)
-        return _each_distinct(
-            _visible(responses), lambda text: _canonical_json(text, validator, options.ignore_case)
-        )
+        return _each_distinct(_visible(responses), lambda text: _canonical_json(text, validator, options.ignore_case))
     return _plain(responses, options.ignore_case)
 
 
@@ -213,9 +211,7 @@ def _numbers(texts: pl.Series) -> pl.DataFrame:
     frame = _visible(texts).to_frame("t").select(last.str.replace_all("[,+]", "").alias("n"))
     plain = pl.col("n").str.replace(" ?%$", "")
     sign = pl.when(plain.str.starts_with("-")).then(-1.0).otherwise(1.0)
-    fraction = [
-        plain.str.extract(r"(?:([0-9]+) +)?([0-9]+) ?/ ?([0-9]+)$", g).cast(pl.Float64) for g in (1, 2, 3)
-    ]
+    fraction = [plain.str.extract(r"(?:([0-9]+) +)?([0-9]+) ?/ ?([0-9]+)$", g).cast(pl.Float64) for g in (1, 2, 3)]
     parts = fraction[0].fill_null(0.0) + fraction[1] / fraction[2]
     value = pl.coalesce(sign * parts, plain.str.replace("~", "-").cast(pl.Float64, strict=False))
     digits = plain.str.extract(r"^-?0*([0-9]+)$", 1)
@@ -239,15 +235,11 @@ def _grade_numeric(responses: pl.Series, references: pl.Series, tolerance: float
     in_percent = given["percent"].fill_null(False).to_numpy()
     right = np.abs(a - b) <= tolerance * np.abs(b)
     hundredth = np.where(in_percent, np.abs(a / 100 - b), np.abs(a - b / 100))
-    right |= percent & (
-        hundredth <= np.maximum(tolerance, 1e-9) * np.where(in_percent, np.abs(b), np.abs(b) / 100)
-    )
+    right |= percent & (hundredth <= np.maximum(tolerance, 1e-9) * np.where(in_percent, np.abs(b), np.abs(b) / 100))
     if tolerance <= 1e-6:
         whole = (given["whole"] & wanted["whole"]).fill_null(False).to_numpy()
         same = (given["text"] == wanted["text"]).fill_null(False).to_numpy()
-        right = np.where(
-            whole & (given["percent"] == wanted["percent"]).fill_null(False).to_numpy(), same, right
-        )
+        right = np.where(whole & (given["percent"] == wanted["percent"]).fill_null(False).to_numpy(), same, right)
     readable = wanted["text"].is_not_null().to_numpy()
     return np.where(readable, right, np.nan).astype(np.float32)
 
@@ -303,9 +295,7 @@ def _token_f1(responses: pl.Series, references: pl.Series) -> NDArray[np.float32
     total = pl.col("given").list.len() + pl.col("wanted").list.len()
     f1 = pl.when(total == 0).then(1.0).otherwise(2.0 * pl.col("common").fill_null(0) / total)
     score = pl.when(pl.col("wanted").is_not_null()).then(f1.fill_null(0.0))
-    return _scores(
-        rows.join(common, on="row", how="left", maintain_order="left").select(score.alias("score"))["score"]
-    )
+    return _scores(rows.join(common, on="row", how="left", maintain_order="left").select(score.alias("score"))["score"])
 
 
 def _compiled(options: GradingOptions) -> re.Pattern[str]:

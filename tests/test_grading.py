@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaybatch.errors import SpecError
@@ -247,6 +247,7 @@ def test_an_empty_column_gives_empty_scores() -> None:
         assert parses(texts(), options).shape == (0,)
 
 
+@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.text(max_size=30)), max_size=8), st.sampled_from(list(GradeMethod)))
 def test_any_text_is_graded_and_agrees_with_itself(values: list[str | None], method: GradeMethod) -> None:
     column = texts(*[None if v is None else v.encode("utf-8", "ignore").decode() for v in values])
@@ -260,6 +261,7 @@ def test_any_text_is_graded_and_agrees_with_itself(values: list[str | None], met
         assert np.all(scores[form & ~np.isnan(scores)] == 1)
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**18), 10**18))
 def test_a_whole_number_equals_only_itself(number: int) -> None:
     assert one(f"I get {number:,}.", str(number), "numeric") == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relaybatch.profile import Price, TierProfile, cost_usd, fit_profile, seconds
@@ -17,6 +17,7 @@ def total(profile: TierProfile, prompt: list[int], output: list[int]) -> float:
     return per_token + profile.seconds_per_batch * len(prompt) + profile.warmup_seconds
 
 
+@settings(deadline=None)
 @given(st.lists(batch, min_size=1, max_size=12))
 def test_the_fit_adds_up_to_what_was_measured(batches: list[tuple[float, int, int, int]]) -> None:
     taken, prompt, output, rows = (list(column) for column in zip(*batches, strict=True))
