@@ -49,6 +49,7 @@ FORMAT = 1
 RELEARN = "learn a new policy: remove or rename its folder and run again"
 MODELS_FILE = "models.zip"
 CARD_FILE = "forecast.json"
+HELD_FILE = "held_out.safetensors"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,22 @@ class Sample:
     """(n, T); NaN where not run."""
     evidence: Floats
     """(n, T, E); NaN where not run or not known."""
+    input_tokens: Floats | None = None
+    """(n, T): prompt tokens by tier, to price the sample's rows; None: their prompts count as free."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The sample as forecast by models that did not see it: what planning ahead learns from."""
+
+    quality: Floats
+    """(T + 1, n, T): before any answer, and after the answers of the tiers up to each."""
+    scores: Floats
+    """(n, T); NaN where not run or not graded."""
+    input_tokens: Floats
+    """(n, T)."""
+    output_tokens: Floats
+    """(n, T); NaN where not run."""
 
 
 @dataclass(frozen=True)
@@ -138,11 +155,13 @@ class Forecaster:
         lengths: tuple[CrossFit, ...],
         links: _LengthLinks,
         summary: ForecastSummary,
+        held_out: HeldOut,
     ) -> None:
         self.tiers = tiers
         self.feature_names = feature_names
         self.groups = groups
         self.summary = summary
+        self.held_out = held_out
         self._group_rows = np.append(group_rows, 0.0)
         self._group_logits = group_logits
         self._stages = stages
@@ -194,6 +213,12 @@ class Forecaster:
                 sample.output_tokens.astype(np.float64),
                 np.stack(held),
                 length_forecast,
+            ),
+            HeldOut(
+                np.stack(held).astype(np.float32),
+                sample.scores.astype(np.float32),
+                np.zeros_like(sample.scores) if sample.input_tokens is None else sample.input_tokens,
+                sample.output_tokens.astype(np.float32),
             ),
         )
 
@@ -249,7 +274,11 @@ class Forecaster:
         return np.asarray(np.where(ran & np.isfinite(given), given, tokens))
 
     def save(self, folder: Path) -> None:
-        """Write the forecaster into a folder: boosters (UBJ) in models.zip, all else in forecast.json."""
+        """Write the forecaster into a folder: boosters (UBJ) in models.zip, the sample's held-out forecasts in
+        held_out.safetensors, all else in forecast.json.
+        """
+        from safetensors.numpy import save_file
+
         folder.mkdir(parents=True, exist_ok=True)
         fits = self._fits()
         card = {
@@ -269,6 +298,8 @@ class Forecaster:
         }
         text = json.dumps(card, ensure_ascii=False, allow_nan=False, indent=1)
         (folder / CARD_FILE).write_text(text, encoding="utf-8")
+        held = {name: np.ascontiguousarray(value) for name, value in vars(self.held_out).items()}
+        save_file(held, folder / HELD_FILE)
         with zipfile.ZipFile(folder / MODELS_FILE, "w") as archive:
             for key, fit in fits.items():
                 for k, booster in enumerate(fit.boosters):
@@ -289,6 +320,8 @@ class Forecaster:
     def load(cls, folder: Path) -> Forecaster:
         """The forecaster saved in a folder. Raises PolicyError: a file is missing, damaged or of another version."""
         import xgboost as xgb
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
 
         path = folder / CARD_FILE
         try:
@@ -298,6 +331,8 @@ class Forecaster:
             calibrations = [Calibration.model_validate(c) for c in card["calibrations"]]
             summary = ForecastSummary.model_validate(card["summary"])
             tiers = tuple(card["tiers"])
+            path = folder / HELD_FILE
+            held_out = HeldOut(**load_file(path))
             path = folder / MODELS_FILE
             fits = {}
             with zipfile.ZipFile(path) as archive:
@@ -322,8 +357,17 @@ class Forecaster:
                 tuple(fits[f"tokens-{j}"] for j in range(len(tiers))),
                 _LengthLinks(np.array(card["length_slope"]), np.array(card["length_scale"])),
                 summary,
+                held_out,
             )
-        except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile, xgb.core.XGBoostError) as error:
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            SafetensorError,
+            zipfile.BadZipFile,
+            xgb.core.XGBoostError,
+        ) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise PolicyError(f"{path}: cannot be read: {reason}", hint=RELEARN) from None
 
