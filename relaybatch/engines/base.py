@@ -125,6 +125,8 @@ class ModelFacts:
 
     architecture: str
     parameters: int
+    dtype: str
+    """Number format of the weights by the files and the settings; GGUF counts as float32."""
     weight_bytes: int
     """Bytes of the weights in the number format they are run in."""
     kv_bytes_per_token: int

@@ -252,6 +252,7 @@ class _Shape:
         return ModelFacts(
             architecture=architecture,
             parameters=parameters,
+            dtype=dtype,
             weight_bytes=weight_bytes,
             kv_bytes_per_token=kv,
             context_tokens=self.context,
