@@ -86,9 +86,7 @@ class Journal:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA mmap_size=268435456")
-            tables = {
-                name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type='table'")
-            }
+            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
             if not tables:
                 # a kill between creating the file and this commit leaves an empty database: created again
                 self._db.executescript(
@@ -156,15 +154,11 @@ class Journal:
 
     def finished(self, leg: str) -> bool:
         """Whether a leg is finished."""
-        return (
-            self._db.execute("SELECT 1 FROM legs WHERE key = ? AND finished", (leg,)).fetchone() is not None
-        )
+        return self._db.execute("SELECT 1 FROM legs WHERE key = ? AND finished", (leg,)).fetchone() is not None
 
     def batch_positions(self, leg: str) -> set[int]:
         """Positions of the leg's batches that are finished."""
-        return {
-            position for (position,) in self._db.execute("SELECT position FROM batches WHERE leg = ?", (leg,))
-        }
+        return {position for (position,) in self._db.execute("SELECT position FROM batches WHERE leg = ?", (leg,))}
 
     def record_batch(self, batch: BatchRecord, completions: Sequence[tuple[Any, ...]]) -> None:
         """Commit a finished batch; `completions` are tuples in the order of `COMPLETIONS`."""
@@ -184,9 +178,7 @@ class Journal:
         detail: str = "",
     ) -> None:
         """Keep something that took time or money outside a batch, such as loading a model."""
-        self._write(
-            [("INSERT INTO events VALUES (?,?,?,?,?,?)", [(_now(), kind, tier, seconds, cost_usd, detail)])]
-        )
+        self._write([("INSERT INTO events VALUES (?,?,?,?,?,?)", [(_now(), kind, tier, seconds, cost_usd, detail)])])
 
     def completions(self, tier: int | None = None) -> pl.DataFrame:
         """All completions (or one tier's), in row order; columns as in `COMPLETIONS`."""

@@ -280,7 +280,7 @@ class JobSpec(_Model):
         names = [tier.name for tier in self.tiers]
         for i, rule in enumerate(self.rules):
             if rule.tier not in names:
-                raise ValueError(f"rules.{i}.tier: no tier `{rule.tier}`{_nearest(rule.tier, names)}")
+                raise ValueError(f"rules.{i}.tier: no tier `{rule.tier}`{nearest(rule.tier, names)}")
         return self
 
 
@@ -358,9 +358,7 @@ def schema() -> dict[str, Any]:
 
 def _job_files(path: Path) -> str:
     found = sorted(p.name for p in path.parent.glob("*.y*ml")) if path.parent.is_dir() else []
-    return (
-        f"in that folder there is: {', '.join(found[:10])}" if found else "give the path of a YAML job file"
-    )
+    return f"in that folder there is: {', '.join(found[:10])}" if found else "give the path of a YAML job file"
 
 
 Where = dict[tuple[str | int, ...], int]
@@ -403,9 +401,7 @@ def _parse(text: str, shown: str) -> tuple[Any, Where, list[str]]:
                 key = str(key_node.value)
                 if key in result:
                     first = where[(*loc, key)]
-                    faults.append(
-                        f"{shown}:{line}: key `{_dotted((*loc, key))}` stands twice (first on line {first})"
-                    )
+                    faults.append(f"{shown}:{line}: key `{_dotted((*loc, key))}` stands twice (first on line {first})")
                     continue
                 where[(*loc, key)] = line
                 result[key] = build(value_node, (*loc, key))
@@ -425,9 +421,7 @@ def _scalar(value: str, tag: str, place: str, faults: list[str]) -> Any:
         if kind == "bool":
             return value.lower() == "true"
         if kind == "int":
-            return int(
-                value.replace("_", ""), 0 if value.lstrip("+-").lower().startswith(("0x", "0o")) else 10
-            )
+            return int(value.replace("_", ""), 0 if value.lstrip("+-").lower().startswith(("0x", "0o")) else 10)
         if kind == "float":
             number = float(value.replace("_", "").lower().replace(".inf", "inf").replace(".nan", "nan"))
             if not math.isfinite(number):
@@ -460,9 +454,7 @@ def _apply(data: Any, change: str) -> None:
         if isinstance(node, list) and isinstance(index, str):
             names = [x.get("name") if isinstance(x, dict) else None for x in node]
             if part not in names:
-                raise SpecError(
-                    f"--set {key}: `{part}` is neither a number nor a name in `{'.'.join(parts[:i])}`"
-                )
+                raise SpecError(f"--set {key}: `{part}` is neither a number nor a name in `{'.'.join(parts[:i])}`")
             index = names.index(part)
         if not isinstance(node, (dict, list)) or (isinstance(index, int) and index >= len(node)):
             raise SpecError(f"--set {key}: there is no `{'.'.join(parts[: i + 1])}` to set")
@@ -477,9 +469,7 @@ def _apply(data: Any, change: str) -> None:
 _VARIABLE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
-def _fill_paths(
-    data: dict[str, Any], variables: dict[str, str], shown: str, where: Where, faults: list[str]
-) -> None:
+def _fill_paths(data: dict[str, Any], variables: dict[str, str], shown: str, where: Where, faults: list[str]) -> None:
     """Put variables into the paths of the job; a value may not lead out of the output folder."""
     now = datetime.now(UTC)
     known = {"date": now.strftime("%Y-%m-%d"), "run": now.strftime("%Y%m%dT%H%M%SZ")} | variables
@@ -525,7 +515,8 @@ def _dotted(loc: Sequence[str | int]) -> str:
     return ".".join(str(part) for part in loc)
 
 
-def _nearest(word: str, candidates: Sequence[str]) -> str:
+def nearest(word: str, candidates: Sequence[str]) -> str:
+    """The end of a message about an unknown word: the nearest known one, or all of them."""
     close = difflib.get_close_matches(word, candidates, n=1, cutoff=0.5)
     return f"; nearest: `{close[0]}`" if close else f"; known: {', '.join(candidates)}"
 
@@ -564,7 +555,7 @@ def _valid_key(key: str, fields: list[str]) -> str:
     if everywhere:
         homes = dict.fromkeys(_homes(everywhere[0]))
         return f"`{everywhere[0]}` belongs under {' or '.join(f'`{home}`' for home in homes)}"
-    return _nearest(key, fields).lstrip("; ")
+    return nearest(key, fields).lstrip("; ")
 
 
 def _all_keys(model: type[BaseModel] = JobSpec) -> Iterator[str]:
@@ -584,11 +575,7 @@ def _explain(error: ValidationError, shown: str, where: Where) -> list[str]:
             len(f["loc"]) > len(fault["loc"]) and f["loc"][: len(fault["loc"])] == fault["loc"] for f in found
         ):
             continue
-        loc = tuple(
-            part
-            for part in fault["loc"]
-            if not (isinstance(part, str) and part in ("str", "tuple[str, ...]"))
-        )
+        loc = tuple(part for part in fault["loc"] if not (isinstance(part, str) and part in ("str", "tuple[str, ...]")))
         known = next(loc[:n] for n in range(len(loc), -1, -1) if loc[:n] in where or n == 0)
         place = f"{shown}:{where.get(known, 1)}"
         dotted = _dotted(loc)
@@ -602,9 +589,7 @@ def _explain(error: ValidationError, shown: str, where: Where) -> list[str]:
         else:
             given = fault.get("input")
             value = (
-                f" (given: {json.dumps(given, ensure_ascii=False)[:80]})"
-                if not isinstance(given, (dict, list))
-                else ""
+                f" (given: {json.dumps(given, ensure_ascii=False)[:80]})" if not isinstance(given, (dict, list)) else ""
             )
             text = f"`{dotted}`: {fault['msg'][0].lower()}{fault['msg'][1:]}{value}"
         faults.append(f"{place}: {text}")

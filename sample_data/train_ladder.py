@@ -54,8 +54,8 @@ class Recipe:
 
 RECIPES = {
     "small": Recipe(hidden=64, layers=3, heads=4, ffn=160, steps=2_000, batch_tokens=8_192, muon_lr=6e-3, adam_lr=6e-3),
-    "medium": Recipe(hidden=128, layers=4, heads=4, ffn=304, steps=3_000, batch_tokens=8_192, muon_lr=4e-3, adam_lr=4e-3),
-    "large": Recipe(hidden=256, layers=4, heads=8, ffn=608, steps=3_000, batch_tokens=8_192, muon_lr=3e-3, adam_lr=3e-3),
+    "medium": Recipe(hidden=128, layers=4, heads=4, ffn=304, steps=3_600, batch_tokens=4_096, muon_lr=4e-3, adam_lr=4e-3),
+    "large": Recipe(hidden=256, layers=4, heads=8, ffn=608, steps=3_700, batch_tokens=4_096, muon_lr=3e-3, adam_lr=3e-3),
 }
 
 

@@ -58,9 +58,9 @@ class QualityBill(_Record):
     """Rows with a reference; a failed row counts as 0."""
     measured: float | None
     """Mean grade of the results over `graded_rows`."""
-    forecast: float
-    """Mean forecast quality of the standing answers, 0..1, failed rows as 0."""
-    top_forecast: float
+    forecast: float | None
+    """Mean forecast quality of the standing answers, 0..1, failed rows as 0; null where nothing was learned."""
+    top_forecast: float | None
     """Mean forecast quality of all rows on the top tier."""
     retained_forecast: float | None
     """`forecast` over `top_forecast`."""
@@ -165,6 +165,52 @@ class Report(_Record):
     """Padding among all computed tokens."""
     warnings: tuple[str, ...]
     """What a person should look at."""
+
+
+class TierPlan(_Record):
+    """What a plan sends to a tier."""
+
+    tier: str
+    """The tier's name."""
+    rows: int
+    """Rows whose first answer this tier gives; for a plan without a policy, rows of the calibration sample."""
+    batches: int
+    """Batches of these rows, by estimated tokens."""
+    cost_usd: float | None
+    """USD of these rows' first answers by forecast."""
+    seconds: float | None
+    """Seconds of these rows' first answers by forecast."""
+
+
+class Plan(_Record):
+    """What a run would do, with no model loaded."""
+
+    job: str
+    """The job's name."""
+    rows: int
+    """Rows read."""
+    rejects: int
+    """Lines that could not be read."""
+    unanswerable: int
+    """Rows that no model will see, such as empty prompts."""
+    policy: str | None
+    """The policy that would route; null: the run would first learn one."""
+    sample_rows: int
+    """Rows of the calibration sample that a run would start with."""
+    tiers: tuple[TierPlan, ...]
+    """The first leg's assignment, cheapest tier first."""
+    cost_usd: float | None
+    """USD of the whole run by forecast, later escalations included; null before anything was learned."""
+    baseline_usd: float | None
+    """USD of every row on the top tier by forecast."""
+    quality: float | None
+    """Mean forecast quality of the plan, 0..1."""
+    top_quality: float | None
+    """Mean forecast quality of every row on the top tier."""
+    gap: float | None
+    """Bound on the plan's distance to the optimum."""
+    routing_seconds: float
+    """Seconds that reading, features, forecast and assignment took."""
 
 
 def tier_bills(

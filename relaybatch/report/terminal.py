@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from relaybatch.report.bill import Report
+from relaybatch.report.bill import Plan, Report
 
 
 def usd(value: float) -> str:
@@ -75,6 +75,36 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
     for warning in report.warnings:
         line(f"warning   {_plain(warning)}", markup=False)
     line(f"results   {_plain(folder)}", markup=False)
+
+
+def print_plan(plan: Plan, file: IO[str]) -> None:
+    """Write what a run would do."""
+    console = Console(file=file, highlight=False, soft_wrap=not file.isatty())
+    table = Table(title=Text(f"{plan.job} · plan"), title_justify="left")
+    for name in ("tier", "rows", "batches", "cost", "seconds"):
+        table.add_column(name, justify="left" if name == "tier" else "right")
+    for tier in plan.tiers:
+        cost = "–" if tier.cost_usd is None else usd(tier.cost_usd)
+        table.add_row(Text(tier.tier), f"{tier.rows:,}", f"{tier.batches:,}", cost, number(tier.seconds, 1))
+    console.print(table)
+    rows = f"rows      {plan.rows:,} read, {plan.rejects:,} lines rejected, {plan.unanswerable:,} unanswerable"
+    console.print(rows, markup=False)
+    if plan.policy is None:
+        learn = f"a sample of {plan.sample_rows:,} rows through every tier" if plan.sample_rows else "nothing"
+        console.print(f"policy    none yet: the run begins by learning from {learn}", markup=False)
+        return
+    assert plan.cost_usd is not None
+    assert plan.baseline_usd is not None
+    saved = 1 - plan.cost_usd / plan.baseline_usd if plan.baseline_usd else None
+    console.print(
+        f"cost      {usd(plan.cost_usd)} with later escalations, all on top {usd(plan.baseline_usd)}: saves {share(saved)}",
+        markup=False,
+    )
+    console.print(
+        f"quality   forecast {number(plan.quality)}, all on top {number(plan.top_quality)}; policy {plan.policy},"
+        f" gap to the optimum {share(plan.gap)}",
+        markup=False,
+    )
 
 
 def _plain(text: str) -> str:
