@@ -76,9 +76,7 @@ def plan_batches(
     prompt = np.asarray(prompt_tokens, dtype=np.int64)
     new = np.asarray(new_tokens, dtype=np.int64)
     if prompt.shape != new.shape or prompt.ndim != 1:
-        raise ValueError(
-            f"prompt_tokens and new_tokens must be vectors of one length, not {prompt.shape}, {new.shape}"
-        )
+        raise ValueError(f"prompt_tokens and new_tokens must be vectors of one length, not {prompt.shape}, {new.shape}")
     if not len(prompt):
         return []
     order = np.lexsort((_falling(new), _falling(prompt)))
@@ -112,9 +110,7 @@ def _falling(values: Index) -> NDArray[Any]:
 class _Cutter:
     """Greedy cuts over rows that are sorted by falling prompt length."""
 
-    def __init__(
-        self, prompt: Index, new: Index, least: int, most: int, memory: MemoryModel, free_bytes: int
-    ) -> None:
+    def __init__(self, prompt: Index, new: Index, least: int, most: int, memory: MemoryModel, free_bytes: int) -> None:
         self.prompt, self.least, self.most = prompt, least, most
         self.memory, self.free_bytes = memory, free_bytes
         self.useful = int(prompt.sum() + new.sum())

@@ -109,9 +109,7 @@ def template_text(settings: ModelSettings) -> str | None:
     if given is None or "{" in given or "\n" in given:
         return given
     if not Path(given).is_file():
-        raise ModelError(
-            f"chat template {given}: no such file", hint="give the template's text or its file's path"
-        )
+        raise ModelError(f"chat template {given}: no such file", hint="give the template's text or its file's path")
     return Path(given).read_text(encoding="utf-8")
 
 
@@ -140,9 +138,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _folder_facts(folder: Path, settings: ModelSettings) -> ModelFacts:
     if not (folder / "config.json").exists():
-        raise ModelError(
-            f"{folder}: no config.json, so this is no model folder", hint="give the folder that has one"
-        )
+        raise ModelError(f"{folder}: no config.json, so this is no model folder", hint="give the folder that has one")
     config = _json(folder / "config.json")
     _check_code(folder, config, settings)
     if not any((folder / name).exists() for name in _TOKENIZERS):

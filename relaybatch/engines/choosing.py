@@ -42,9 +42,7 @@ def _draw(values: Tensor, sampling: Sampling, keys: Tensor, step: int) -> Tensor
     order = None
     if sampling.top_k or sampling.top_p < 1:
         most = min(sampling.top_k or values.shape[-1], values.shape[-1])
-        scaled, order = (
-            torch.topk(scaled, most) if sampling.top_k else torch.sort(scaled, dim=-1, descending=True)
-        )
+        scaled, order = torch.topk(scaled, most) if sampling.top_k else torch.sort(scaled, dim=-1, descending=True)
     mass = torch.softmax(scaled, -1)
     if sampling.top_p < 1:
         mass = mass.masked_fill(mass.cumsum(-1) - mass >= sampling.top_p, 0)
@@ -56,7 +54,8 @@ def _draw(values: Tensor, sampling: Sampling, keys: Tensor, step: int) -> Tensor
 
 def _uniform(keys: Tensor, step: int) -> Tensor:
     """A number in (0, 1) for each key at this step."""
-    return (((_mixed(keys + step * _GOLDEN) >> 40) & 0xFFFFFF).float() + 0.5) / 2**24
+    strides = torch.full_like(keys, step) * _GOLDEN  # a tensor, whose product wraps around as it should
+    return (((_mixed(keys + strides) >> 40) & 0xFFFFFF).float() + 0.5) / 2**24
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -83,9 +83,7 @@ class Decoding:
         rows, most = len(lines), max(line.limit for line in lines)
         self.places = np.array([line.place for line in lines])
         self.limits = np.array([line.limit for line in lines])
-        self.keys = row_keys(
-            torch.tensor([line.row for line in lines], device=self.device), self.sampling.seed
-        )
+        self.keys = row_keys(torch.tensor([line.row for line in lines], device=self.device), self.sampling.seed)
         self.tokens = torch.zeros((rows, most), dtype=torch.int64, device=self.device)
         self.scores = torch.zeros((2, rows, most), dtype=torch.float32, device=self.device)
         logits = self.forward.read([line.prompt for line in lines], most)

@@ -63,9 +63,7 @@ class _Reader:
         self.at = 4
         version, tensor_count, key_count = self._take("IQQ")
         if version not in (2, 3):
-            raise ModelError(
-                f"{self.path}: GGUF version {version} is not supported", hint="convert it to version 3"
-            )
+            raise ModelError(f"{self.path}: GGUF version {version} is not supported", hint="convert it to version 3")
         metadata = {}
         for _ in range(key_count):
             key = self._string()

@@ -52,9 +52,7 @@ class Prompting:
                 hint="give the tier a `chat_template` (text or a file's path), or set `prompt_format: plain`",
             )
         # a template writes the beginning-of-text token itself
-        encoded = self.tokenizer(
-            texts, add_special_tokens=prompt_format == "plain", return_attention_mask=False
-        )
+        encoded = self.tokenizer(texts, add_special_tokens=prompt_format == "plain", return_attention_mask=False)
         return [np.asarray(ids, dtype=np.int32) for ids in encoded["input_ids"]]
 
     def texts(self, answers: Sequence[Sequence[int]]) -> list[str]:
@@ -93,9 +91,7 @@ class Prompting:
         for attempt in (messages, _system_in_user(messages)):
             try:
                 return str(
-                    self.tokenizer.apply_chat_template(
-                        attempt, tokenize=False, add_generation_prompt=not answered
-                    )
+                    self.tokenizer.apply_chat_template(attempt, tokenize=False, add_generation_prompt=not answered)
                 )
             except TemplateError:
                 continue

@@ -34,11 +34,7 @@ def quick_reading() -> Iterator[None]:
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
             kind = gguf.GGUFValueType
             head = self._bytes[orig_offs : orig_offs + 12].tobytes()
-            if (
-                raw_type != kind.ARRAY
-                or self.byte_order != "I"
-                or struct.unpack("<IQ", head)[0] != kind.STRING
-            ):
+            if raw_type != kind.ARRAY or self.byte_order != "I" or struct.unpack("<IQ", head)[0] != kind.STRING:
                 return super()._get_field_parts(orig_offs, raw_type)
             count = struct.unpack("<IQ", head)[1]
             parts: list[Any] = [self._bytes[orig_offs : orig_offs + 4].view(np.uint32)]

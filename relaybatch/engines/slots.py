@@ -49,14 +49,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         w = self.window
         self.keys = key_states.new_empty((w.rows, key_states.shape[1], w.columns, key_states.shape[3]))
-        self.values = value_states.new_empty(
-            (w.rows, value_states.shape[1], w.columns, value_states.shape[3])
-        )
+        self.values = value_states.new_empty((w.rows, value_states.shape[1], w.columns, value_states.shape[3]))
         self.is_initialized = True
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         w = self.window
@@ -97,9 +93,7 @@ class SlotForward:
     `call` runs the model: (input_ids, attention_mask, position_ids, cache) → logits of the last position.
     """
 
-    def __init__(
-        self, call: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, prefill: int
-    ) -> None:
+    def __init__(self, call: Callable[..., Tensor], device: torch.device, dtype: torch.dtype, prefill: int) -> None:
         self.call, self.device, self.dtype, self.prefill_tokens = call, device, dtype, prefill
         self.computed_tokens = 0
 
@@ -174,9 +168,7 @@ class SlotForward:
         column = torch.arange(span, device=self.device)
         seen = (column <= column[:, None]) & (column >= pads[:, None, None])
         seen |= column == column[:, None]
-        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)[
-            :, None
-        ]
+        return torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)[:, None]
 
     def _padding_mask(self, rows: int) -> Tensor:
         """Additive mask (rows, 1, 1, columns) that hides the padding of each row."""

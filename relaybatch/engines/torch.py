@@ -128,9 +128,7 @@ class TorchEngine:
             )
         return None
 
-    def _answers(
-        self, lines: Sequence[Line], sampling: Sampling
-    ) -> tuple[dict[int, Answer], int, int, list[int]]:
+    def _answers(self, lines: Sequence[Line], sampling: Sampling) -> tuple[dict[int, Answer], int, int, list[int]]:
         """Answers by place, token slots computed, splits, and the places that never fit."""
         answers: dict[int, Answer] = {}
         computed, splits, unfit = 0, 0, []
@@ -152,9 +150,7 @@ class TorchEngine:
             waiting += [rest for rest in (left[half:], left[:half]) if rest]
         return answers, computed, splits, unfit
 
-    def _attempt(
-        self, lines: Sequence[Line], sampling: Sampling, answers: dict[int, Answer]
-    ) -> tuple[int, bool]:
+    def _attempt(self, lines: Sequence[Line], sampling: Sampling, answers: dict[int, Answer]) -> tuple[int, bool]:
         """Run the lines as one batch: token slots computed, and whether memory sufficed."""
         forward = self._new_forward(self._kind or PaddedForward)
         decoding = Decoding(forward, sampling, self._ends(sampling.stop), self.device, self._look_every)
@@ -307,9 +303,7 @@ class TorchEngine:
         return None, alone.shape[-1]
 
 
-def _failed(
-    request: EngineRequest, code: ErrorCode, message: str, *, output_tokens: int = 0
-) -> EngineCompletion:
+def _failed(request: EngineRequest, code: ErrorCode, message: str, *, output_tokens: int = 0) -> EngineCompletion:
     return EngineCompletion(
         row=request.row,
         text=None,
