@@ -212,7 +212,7 @@ def _describe(job: spec.Job, instructions: Instructions, began: float) -> tuple[
     import numpy as np
     import polars as pl
 
-    from relaybatch import features, rules
+    from relaybatch import features
     from relaybatch.planning import FREE
     from relaybatch.relay import Rows
 
@@ -231,6 +231,8 @@ def _describe(job: spec.Job, instructions: Instructions, began: float) -> tuple[
     index = {name: t for t, name in enumerate(names)}
     pins = requests["tier"].replace_strict(index, default=None, return_dtype=pl.Int32)
     if job.spec.rules:
+        from relaybatch import rules
+
         carried = instructions.carried.select(c for c in instructions.carried.columns if c not in labelled.columns)
         both = pl.concat([labelled, carried], how="horizontal")
         by_rule = rules.apply_rules(both, [(rule.when, rule.tier) for rule in job.spec.rules])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import IO
 
 from rich.console import Console
@@ -26,9 +27,14 @@ def number(value: float | None, digits: int = 3) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def _console(file: IO[str]) -> Console:
+    # files and pipes have no width: wide enough for every column
+    return Console(file=file, highlight=False, width=None if file.isatty() else 120)
+
+
 def print_bill(report: Report, folder: str, file: IO[str]) -> None:
     """Write the bill; `folder` is the run folder shown as the place of the results."""
-    console = Console(file=file, highlight=False, soft_wrap=not file.isatty())
+    console = _console(file)
     table = Table(title=Text(f"{report.job} · run {report.run_id}"), title_justify="left")
     for name in ("tier", "answers", "ran", "failed", "tokens in", "out", "seconds", "cost", "quality", "padding"):
         table.add_column(name, justify="left" if name == "tier" else "right")
@@ -46,7 +52,7 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
         f"{report.inference_seconds:.1f}", usd(report.cost_usd), number(quality.measured), share(report.padding_share),
     )  # fmt: skip
     console.print(table)
-    line = console.print
+    line = partial(console.print, soft_wrap=True)
     line(
         f"cost      {usd(report.cost_usd)}, all on {_plain(report.tiers[-1].name)} {usd(saving.baseline_usd)}"
         f" ({saving.baseline_rows_measured:,} rows measured, the rest forecast): saved {share(saving.saved_share)}",
@@ -79,7 +85,7 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
 
 def print_plan(plan: Plan, file: IO[str]) -> None:
     """Write what a run would do."""
-    console = Console(file=file, highlight=False, soft_wrap=not file.isatty())
+    console = _console(file)
     table = Table(title=Text(f"{plan.job} · plan"), title_justify="left")
     for name in ("tier", "rows", "batches", "cost", "seconds"):
         table.add_column(name, justify="left" if name == "tier" else "right")
@@ -88,10 +94,10 @@ def print_plan(plan: Plan, file: IO[str]) -> None:
         table.add_row(Text(tier.tier), f"{tier.rows:,}", f"{tier.batches:,}", cost, number(tier.seconds, 1))
     console.print(table)
     rows = f"rows      {plan.rows:,} read, {plan.rejects:,} lines rejected, {plan.unanswerable:,} unanswerable"
-    console.print(rows, markup=False)
+    console.print(rows, markup=False, soft_wrap=True)
     if plan.policy is None:
         learn = f"a sample of {plan.sample_rows:,} rows through every tier" if plan.sample_rows else "nothing"
-        console.print(f"policy    none yet: the run begins by learning from {learn}", markup=False)
+        console.print(f"policy    none yet: the run begins by learning from {learn}", markup=False, soft_wrap=True)
         return
     assert plan.cost_usd is not None
     assert plan.baseline_usd is not None
@@ -99,6 +105,7 @@ def print_plan(plan: Plan, file: IO[str]) -> None:
     console.print(
         f"cost      {usd(plan.cost_usd)} with later escalations, all on top {usd(plan.baseline_usd)}: saves {share(saved)}",
         markup=False,
+        soft_wrap=True,
     )
     console.print(
         f"quality   forecast {number(plan.quality)}, all on top {number(plan.top_quality)}; policy {plan.policy},"
