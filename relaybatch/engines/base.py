@@ -18,7 +18,7 @@ Tokens = NDArray[np.int32]
 Prompt = str | Sequence[Mapping[str, str]]
 PromptFormat = Literal["chat", "plain"]
 FinishReason = Literal["stop", "length", "error"]
-ErrorCode = Literal["empty_prompt", "overlength", "nan_logits", "out_of_memory"]
+ErrorCode = Literal["empty_prompt", "overlength", "unknown_token", "nan_logits", "out_of_memory"]
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class ModelFacts:
 
 
 class Engine(Protocol):
-    """A loaded model. Not for use by several threads at once."""
+    """A loaded model. One thread generates; `tokenize` may run in another meanwhile."""
 
     @property
     def facts(self) -> ModelFacts: ...

@@ -264,9 +264,9 @@ def _check_code(folder: Path, config: dict[str, Any], settings: ModelSettings) -
     """Raises ModelError: the model needs its own code, and the settings do not allow that."""
     if "auto_map" not in config or settings.trust_remote_code:
         return
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto import configuration_auto
 
-    if config.get("model_type") not in CONFIG_MAPPING_NAMES:
+    if config.get("model_type") not in vars(configuration_auto)["CONFIG_MAPPING_NAMES"]:
         raise ModelError(
             f"{folder}: the model brings its own Python code, which is not run unasked",
             hint="read that code, then set `trust_remote_code: true` for this tier",

@@ -73,7 +73,9 @@ def load_model(path: Path, settings: ModelSettings, stored: str, device: torch.d
     Raises ModelError: the library cannot load it.
     """
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
+    from transformers.utils import logging as transformers_logging
+
+    logging: Any = transformers_logging
 
     arguments: dict[str, Any] = {
         "dtype": pick_dtype(settings.dtype, stored, device),
@@ -109,7 +111,8 @@ def load_model(path: Path, settings: ModelSettings, stored: str, device: torch.d
     finally:
         if bars:
             logging.enable_progress_bar()
-    return model.eval().requires_grad_(False)
+    ready: Any = model
+    return ready.eval().requires_grad_(False)
 
 
 def _only_pickled(folder: Path) -> bool:

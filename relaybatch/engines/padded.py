@@ -7,6 +7,7 @@ Owns the general path: transformers' own cache, a two-dimensional mask, rows lef
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
@@ -28,9 +29,10 @@ class PaddedForward:
     def read(self, prompts: Sequence[Tokens], most_new: int) -> Tensor:
         """Logits after each prompt, (rows, vocabulary); prompts come longest first."""
         width = len(prompts[0])
-        ids = np.zeros((len(prompts), width), dtype=np.int64)
+        ids = np.empty((len(prompts), width), dtype=np.int64)
         mask = np.zeros((len(prompts), width), dtype=np.int64)
         for i, prompt in enumerate(prompts):
+            ids[i, : width - len(prompt)] = prompt[0]
             ids[i, width - len(prompt) :] = prompt
             mask[i, width - len(prompt) :] = 1
         self.mask = torch.as_tensor(mask, device=self.device)
@@ -52,5 +54,5 @@ class PaddedForward:
         kept = np.arange(rows)
         kept[to] = source
         order = torch.as_tensor(kept, device=self.device)
-        self.cache.reorder_cache(order)
+        self.cache.reorder_cache(cast(torch.LongTensor, order))
         self.mask, self.positions = self.mask[order], self.positions[order]

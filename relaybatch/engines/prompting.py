@@ -28,6 +28,10 @@ class Prompting:
     def __init__(self, path: Path, settings: ModelSettings) -> None:
         self.path = path
         self.tokenizer = _load(path, settings)
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:  # each call would do this, and two threads at once would fail at it
+            backend.no_truncation()
+            backend.no_padding()
         template = template_text(settings)
         if template is not None:
             self.tokenizer.chat_template = template
@@ -69,6 +73,10 @@ class Prompting:
             special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
             ends.update(ids[:1] if ids and ids[0] in special else [])
         return {int(i) for i in ends}
+
+    def special_ids(self, texts: Sequence[str]) -> set[int]:
+        """Ids of the special tokens among the texts; decoding leaves these out, so no text shows them."""
+        return {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special and str(token) in texts}
 
     def may_finish(self, stop: Sequence[str], vocabulary: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """For each token id, whether a stop text can end within it, (vocabulary,).

@@ -20,7 +20,9 @@ def quick_reading() -> Iterator[None]:
     """Within this context `gguf.GGUFReader` is quick and reads each file once."""
     import gguf
 
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+    library: Any = gguf
+
+    class Reader(gguf.GGUFReader):
         """The same fields and tensors, with arrays of texts found in one pass over the bytes."""
 
         @property
@@ -47,8 +49,8 @@ def quick_reading() -> Iterator[None]:
             return at - orig_offs, parts, list(range(2, 2 + count)), [kind.ARRAY, kind.STRING]
 
     originals = gguf.GGUFReader, gguf.get_tensor_name_map
-    gguf.GGUFReader, gguf.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
+    library.GGUFReader, library.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
     try:
         yield
     finally:
-        gguf.GGUFReader, gguf.get_tensor_name_map = originals
+        library.GGUFReader, library.get_tensor_name_map = originals

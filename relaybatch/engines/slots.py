@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -37,19 +37,22 @@ class _Window:
     left: int = 0
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[misc]
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """One layer's keys and values, each (rows, heads, columns, size)."""
 
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, window: _Window) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.window = window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         w = self.window
-        self.keys = key_states.new_empty((w.rows, key_states.shape[1], w.columns, key_states.shape[3]))
-        self.values = value_states.new_empty((w.rows, value_states.shape[1], w.columns, value_states.shape[3]))
+        # zeros, since what a mask hides must still be a number
+        self.keys = key_states.new_zeros((w.rows, key_states.shape[1], w.columns, key_states.shape[3]))
+        self.values = value_states.new_zeros((w.rows, value_states.shape[1], w.columns, value_states.shape[3]))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -104,15 +107,16 @@ class SlotForward:
         self.pads = width - lengths
         self.end = width + most_new - 1
         self.window = _Window(rows=len(prompts), columns=min(self.end, width + GROWTH))
-        self.cache = Cache(layer_class_to_replicate=partial(_Layer, self.window))
+        self.cache = Cache(layer_class_to_replicate=cast(Any, partial(_Layer, self.window)))
         logits = []
         for first, last in self._groups(lengths):
             span = int(lengths[first])
             self.window.first, self.window.last = first, last
             self.window.column = width - span
             pads = torch.as_tensor(span - lengths[first:last], device=self.device)
-            ids = np.zeros((last - first, span), dtype=np.int64)
+            ids = np.empty((last - first, span), dtype=np.int64)
             for i, prompt in enumerate(prompts[first:last]):
+                ids[i, : span - len(prompt)] = prompt[0]  # padding of the row's own: no other token touches it
                 ids[i, span - len(prompt) :] = prompt
             positions = (torch.arange(span, device=self.device) - pads[:, None]).clamp_(min=0)
             mask = None if lengths[last - 1] == span else self._causal(pads, span)
@@ -146,13 +150,17 @@ class SlotForward:
                 torch.as_tensor(to, device=self.device),
                 torch.as_tensor(source, device=self.device),
             )
-            for layer in self.cache.layers:
+            for layer in self._layers:
                 layer.move(to_, source_)
             self.positions[to_] = self.positions[source_]
             self.mask[to_] = self.mask[source_]
         self.positions, self.mask, self.pads = self.positions[:rows], self.mask[:rows], self.pads[:rows]
         self.window.last = rows
         self._see()
+
+    @property
+    def _layers(self) -> list[_Layer]:
+        return cast(list[_Layer], self.cache.layers)
 
     def _groups(self, lengths: Any) -> list[tuple[int, int]]:
         """Rows that are read at once: neighbours up to `prefill_tokens`, or with a whole prompt beyond that."""
@@ -187,7 +195,7 @@ class SlotForward:
         used = w.column
         self.end -= w.left
         columns = min((used - w.left) + max(GROWTH, used - w.left), self.end)
-        for layer in self.cache.layers:
+        for layer in self._layers:
             layer.grow(rows, columns, used)
         self.pads = self.pads - w.left
         w.rows, w.columns, w.column, w.left = rows, columns, used - w.left, 0

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from relaybatch.engines.base import (
     BatchResult,
@@ -55,6 +56,7 @@ class TorchEngine:
         self.device = pick_device(settings.device)
         self._model = load_model(path, settings, facts.dtype, self.device)
         self._names = ForwardNames.of(self._model)
+        self._embedded: int = self._model.get_input_embeddings().weight.shape[0]
         self.dtype: torch.dtype = self._model.dtype
         self.memory = facts.memory
         self._kind, vocabulary = self._probe()
@@ -125,6 +127,13 @@ class TorchEngine:
                 request,
                 "overlength",
                 f"{tokens:,} prompt tokens leave no room in a context of {limit:,} tokens",
+            )
+        highest, known = int(request.token_ids.max()), self._embedded
+        if highest >= known:
+            return _failed(
+                request,
+                "unknown_token",
+                f"token {highest} is not among the model's {known:,}; its tokenizer is another model's",
             )
         return None
 
@@ -201,6 +210,8 @@ class TorchEngine:
     def _ends(self, stop: tuple[str, ...]) -> Ends:
         if not stop:
             return Ends(self._end_tokens, None, lambda tokens: False)
+        end_tokens = self._end_tokens.copy()
+        end_tokens[[i for i in self.prompting.special_ids(stop) if i < len(end_tokens)]] = True
         window = 4 * max(len(text) for text in stop) + 8  # a character is at most four tokens
 
         def stopped(tokens: NDArray[np.int64]) -> bool:
@@ -210,7 +221,7 @@ class TorchEngine:
                 for text in stop
             )
 
-        return Ends(self._end_tokens, self._candidates(stop), stopped)
+        return Ends(end_tokens, self._candidates(stop), stopped)
 
     @cached_property
     def _end_tokens(self) -> NDArray[np.bool_]:
@@ -245,9 +256,9 @@ class TorchEngine:
                 input_tokens=len(request.token_ids),
                 output_tokens=len(answer.tokens),
                 finish_reason="stop" if answer.ended else "length",
-                logprob_mean=float(answer.logprobs.mean()),
-                logprob_min=float(answer.logprobs.min()),
-                entropy_mean=float(answer.entropies.mean()),
+                logprob_mean=float(answer.logprobs.mean()) if len(answer.tokens) else None,
+                logprob_min=float(answer.logprobs.min()) if len(answer.tokens) else None,
+                entropy_mean=float(answer.entropies.mean()) if len(answer.tokens) else None,
             )
         return completions
 
@@ -281,9 +292,10 @@ class TorchEngine:
         Reads two prompts and one token more, together and alone. None: this model cannot be padded at all.
         """
         rng = np.random.default_rng(0)
-        most = min(self._model.get_input_embeddings().weight.shape[0], 2**31 - 1)
-        prompts = [rng.integers(0, most, n).astype(np.int32) for n in (7, 3)]
-        following = torch.tensor([1, 2], device=self.device) % most
+        prompts = [rng.integers(0, self._embedded, n).astype(np.int32) for n in (7, 3)]
+        following = torch.tensor([1, 2], device=self.device) % self._embedded
+        layers = DynamicCache(config=self._model.config).layers
+        plain = all(type(layer) is DynamicLayer for layer in layers)  # no windows, chunks or states
 
         def logits(kind: type[SlotForward] | type[PaddedForward], rows: Sequence[int]) -> Tensor:
             forward = self._new_forward(kind)
@@ -293,7 +305,7 @@ class TorchEngine:
         with torch.inference_mode():
             alone = torch.cat([logits(PaddedForward, [0]), logits(PaddedForward, [1])], 1)
             noise = 1e-3 if self.dtype == torch.float32 else 0.1
-            for kind in (SlotForward, PaddedForward):
+            for kind in (SlotForward, PaddedForward) if plain else (PaddedForward,):
                 try:
                     together = logits(kind, [0, 1])
                 except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
