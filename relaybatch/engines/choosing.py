@@ -26,10 +26,10 @@ class Choice(NamedTuple):
 def choose(logits: Tensor, sampling: Sampling, keys: Tensor, step: int) -> Choice:
     """The next tokens for `logits` (rows, vocabulary); `keys` (rows,) come from `row_keys`."""
     values = logits.float()
-    probabilities = torch.softmax(values, -1)
+    scores = torch.log_softmax(values, -1)
     tokens = values.argmax(-1) if sampling.temperature == 0 else _draw(values, sampling, keys, step)
-    logprobs = probabilities.gather(1, tokens[:, None]).squeeze(1).log()
-    return Choice(tokens, logprobs, torch.special.entr(probabilities).sum(-1))
+    logprobs = scores.gather(1, tokens[:, None]).squeeze(1)
+    return Choice(tokens, logprobs, torch.special.entr(scores.exp_()).sum(-1))
 
 
 def row_keys(rows: Tensor, seed: int) -> Tensor:
