@@ -440,7 +440,7 @@ def _ids(
         return made.alias("id").head(n).cast(pl.String)
     given = carried[options.id]
     if options.id in texts:
-        whole = given.str.contains(r'^(?:-?[0-9]+|")').fill_null(True)
+        whole = given.str.contains(r'^(?:-?[0-9]+$|")').fill_null(True)
         faults.add(~whole, "id_type", f"`{options.id}` must be text or a whole number")
         ids = pl.select(pl.when(whole).then(_decoded(given))).to_series()
     elif given.dtype == pl.String or given.dtype.is_integer():

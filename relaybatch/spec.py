@@ -585,7 +585,13 @@ def _explain(error: ValidationError, shown: str, where: Where) -> list[str]:
         elif fault["type"] == "missing":
             text = f"`{dotted}` is missing"
         elif fault["type"] == "value_error":
-            text = f"`{dotted}`: {fault['ctx']['error']}" if dotted else str(fault["ctx"]["error"])
+            text = str(fault["ctx"]["error"])
+            # a check over the whole job names the key itself
+            key = tuple(int(part) if part.isdigit() else part for part in text.partition(": ")[0].split("."))
+            if not dotted and key in where:
+                place = f"{shown}:{where[key]}"
+            elif dotted:
+                text = f"`{dotted}`: {text}"
         else:
             given = fault.get("input")
             value = (
