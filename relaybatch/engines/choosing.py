@@ -12,6 +12,9 @@ from torch import Tensor
 
 from relaybatch.engines.base import Sampling
 
+HEAD = 1024
+CACHED = 2**18  # logits that stay in a core's cache while they are gone over
+LEAST = -1e30  # in place of minus infinity, so that nothing times it is nothing
 _GOLDEN = -7046029254386353131  # 2^64 / golden ratio, as a signed number
 
 
@@ -25,11 +28,24 @@ class Choice(NamedTuple):
 
 def choose(logits: Tensor, sampling: Sampling, keys: Tensor, step: int) -> Choice:
     """The next tokens for `logits` (rows, vocabulary); `keys` (rows,) come from `row_keys`."""
-    values = logits.float()
-    scores = torch.log_softmax(values, -1)
-    tokens = values.argmax(-1) if sampling.temperature == 0 else _draw(values, sampling, keys, step)
-    logprobs = scores.gather(1, tokens[:, None]).squeeze(1)
-    return Choice(tokens, logprobs, torch.special.entr(scores.exp_()).sum(-1))
+    rows, vocabulary = logits.shape
+    at_once = rows if logits.device.type != "cpu" else max(CACHED // vocabulary, 1)
+    if rows <= at_once:
+        return _choose(logits, sampling, keys, step)
+    parts = zip(torch.split(logits, at_once), torch.split(keys, at_once), strict=True)
+    return Choice(*map(torch.cat, zip(*(_choose(part, sampling, k, step) for part, k in parts), strict=True)))
+
+
+def _choose(logits: Tensor, sampling: Sampling, keys: Tensor, step: int) -> Choice:
+    values = logits.float().clamp(min=LEAST)
+    probabilities = torch.softmax(values, -1)
+    top = values.argmax(-1, keepdim=True)
+    # from the largest, whose probability cannot vanish: log p of any token is its value less this
+    normalizer = (values.gather(1, top) - probabilities.gather(1, top).log()).squeeze(1)
+    tokens = top.squeeze(1) if sampling.temperature == 0 else _draw(values, sampling, keys, step)
+    logprobs = values.gather(1, tokens[:, None]).squeeze(1) - normalizer
+    entropies = normalizer - torch.linalg.vecdot(probabilities, values)
+    return Choice(tokens, logprobs.clamp_(max=0), entropies.clamp_(min=0))
 
 
 def row_keys(rows: Tensor, seed: int) -> Tensor:
@@ -38,18 +54,30 @@ def row_keys(rows: Tensor, seed: int) -> Tensor:
 
 
 def _draw(values: Tensor, sampling: Sampling, keys: Tensor, step: int) -> Tensor:
-    scaled = values / sampling.temperature
-    order = None
-    if sampling.top_k or sampling.top_p < 1:
-        most = min(sampling.top_k or values.shape[-1], values.shape[-1])
-        scaled, order = torch.topk(scaled, most) if sampling.top_k else torch.sort(scaled, dim=-1, descending=True)
+    scaled, order = values / sampling.temperature, None
+    if sampling.top_k:
+        scaled, order = torch.topk(scaled, min(sampling.top_k, scaled.shape[-1]))
     mass = torch.softmax(scaled, -1)
     if sampling.top_p < 1:
+        if order is None:
+            mass, order = _largest(mass, sampling.top_p)
         mass = mass.masked_fill(mass.cumsum(-1) - mass >= sampling.top_p, 0)
     reach = mass.cumsum(-1)
     target = _uniform(keys, step)[:, None] * reach[:, -1:]
     at = torch.searchsorted(reach, target, right=True).clamp_(max=reach.shape[-1] - 1)
     return (at if order is None else order.gather(1, at)).squeeze(1)
+
+
+def _largest(mass: Tensor, wanted: float) -> tuple[Tensor, Tensor]:
+    """Probabilities and their tokens, largest first, at least as many as reach `wanted`.
+
+    Sorting a whole vocabulary takes twenty times as long as its head, which nearly always suffices.
+    """
+    if mass.shape[-1] > HEAD:
+        head, order = torch.topk(mass, HEAD)
+        if bool((head.sum(-1) >= wanted).all()):
+            return head, order
+    return torch.sort(mass, dim=-1, descending=True)
 
 
 def _uniform(keys: Tensor, step: int) -> Tensor:

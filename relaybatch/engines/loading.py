@@ -92,7 +92,7 @@ def load_model(path: Path, settings: ModelSettings, stored: str, device: torch.d
 
             unpacked = GgufConfig(dequantize=True)  # packed weights need kernels that are not published for CPUs
             with quick_reading():
-                model = AutoModelForCausalLM.from_pretrained(
+                model: Any = AutoModelForCausalLM.from_pretrained(
                     path.parent, gguf_file=path.name, quantization_config=unpacked, **arguments
                 )
         else:
