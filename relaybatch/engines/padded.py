@@ -19,10 +19,15 @@ from relaybatch.engines.slots import Places
 
 
 class PaddedForward:
-    """The forward passes of one batch; the same calls as `SlotForward`."""
+    """The forward passes of one batch; the same calls as `SlotForward`.
 
-    def __init__(self, call: Callable[..., Tensor], device: torch.device, config: PreTrainedConfig) -> None:
-        self.call, self.device = call, device
+    `masks_steps`: the mask goes along with each step, not with the prompts alone, as models with a state want it.
+    """
+
+    def __init__(
+        self, call: Callable[..., Tensor], device: torch.device, config: PreTrainedConfig, *, masks_steps: bool
+    ) -> None:
+        self.call, self.device, self.masks_steps = call, device, masks_steps
         self.cache = DynamicCache(config=config)
         self.computed_tokens = 0
 
@@ -44,7 +49,8 @@ class PaddedForward:
     def step(self, tokens: Tensor) -> Tensor:
         """Logits after one more token for each row."""
         self.mask = torch.cat([self.mask, self.mask.new_ones((len(self.mask), 1))], 1)
-        logits = self.call(tokens[:, None], self.mask, self.positions, self.cache)
+        mask = self.mask if self.masks_steps else None
+        logits = self.call(tokens[:, None], mask, self.positions, self.cache)
         self.positions = self.positions + 1
         self.computed_tokens += len(self.mask)
         return logits

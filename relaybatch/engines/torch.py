@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from relaybatch.engines.loading import ForwardNames, load_model, pick_device
 from relaybatch.engines.padded import PaddedForward
 from relaybatch.engines.prompting import Prompting
 from relaybatch.engines.slots import SlotForward
+from relaybatch.errors import ModelError
 
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
 
@@ -59,7 +60,7 @@ class TorchEngine:
         self._embedded: int = self._model.get_input_embeddings().weight.shape[0]
         self.dtype: torch.dtype = self._model.dtype
         self.memory = facts.memory
-        self._kind, vocabulary = self._probe()
+        self._new_forward, self._together, vocabulary = self._probe()
         self.facts = self._measured(facts, vocabulary)
         self.memory = self.facts.memory
         self._may_finish: dict[tuple[str, ...], NDArray[np.bool_]] = {}
@@ -141,7 +142,7 @@ class TorchEngine:
         """Answers by place, token slots computed, splits, and the places that never fit."""
         answers: dict[int, Answer] = {}
         computed, splits, unfit = 0, 0, []
-        rows_at_once = max(len(lines), 1) if self._kind else 1
+        rows_at_once = max(len(lines), 1) if self._together else 1
         waiting = [list(lines[i : i + rows_at_once]) for i in range(0, len(lines), rows_at_once)]
         while waiting:
             part = waiting.pop()
@@ -161,7 +162,7 @@ class TorchEngine:
 
     def _attempt(self, lines: Sequence[Line], sampling: Sampling, answers: dict[int, Answer]) -> tuple[int, bool]:
         """Run the lines as one batch: token slots computed, and whether memory sufficed."""
-        forward = self._new_forward(self._kind or PaddedForward)
+        forward = self._new_forward()
         decoding = Decoding(forward, sampling, self._ends(sampling.stop), self.device, self._look_every)
         try:
             self._check_memory(lines)
@@ -191,11 +192,6 @@ class TorchEngine:
     @cached_property
     def _look_every(self) -> int:
         return 1 if self.device.type == "cpu" else 8
-
-    def _new_forward(self, kind: type[SlotForward] | type[PaddedForward]) -> Forward:
-        if kind is SlotForward:
-            return SlotForward(self._call, self.device, self.dtype, self.memory.prefill_tokens)
-        return PaddedForward(self._call, self.device, self._model.config)
 
     def _call(self, ids: Tensor, mask: Tensor | None, positions: Tensor, cache: Any) -> Tensor:
         names = self._names
@@ -286,33 +282,54 @@ class TorchEngine:
             ),
         )
 
-    def _probe(self) -> tuple[type[SlotForward] | type[PaddedForward] | None, int]:
-        """The fastest forward passes under which padding changes nothing, and the size of the vocabulary.
+    def _probe(self) -> tuple[Callable[[], Forward], bool, int]:
+        """How to make this model's forward passes, whether rows may run together, and the vocabulary's size.
 
-        Reads two prompts and one token more, together and alone. None: this model cannot be padded at all.
+        Takes the first way under which two prompts and three more tokens, read with padding and a cache, give what
+        the model gives for each text read whole.
+
+        Raises ModelError: there is none.
         """
         rng = np.random.default_rng(0)
-        prompts = [rng.integers(0, self._embedded, n).astype(np.int32) for n in (7, 3)]
-        following = torch.tensor([1, 2], device=self.device) % self._embedded
-        layers = DynamicCache(config=self._model.config).layers
-        plain = all(type(layer) is DynamicLayer for layer in layers)  # no windows, chunks or states
-
-        def logits(kind: type[SlotForward] | type[PaddedForward], rows: Sequence[int]) -> Tensor:
-            forward = self._new_forward(kind)
-            first = forward.read([prompts[i] for i in rows], 4)
-            return torch.stack([first, forward.step(following[list(rows)])]).float()
-
+        texts = [rng.integers(0, self._embedded, n).astype(np.int32) for n in (10, 6)]
         with torch.inference_mode():
-            alone = torch.cat([logits(PaddedForward, [0]), logits(PaddedForward, [1])], 1)
-            noise = 1e-3 if self.dtype == torch.float32 else 0.1
-            for kind in (SlotForward, PaddedForward) if plain else (PaddedForward,):
-                try:
-                    together = logits(kind, [0, 1])
-                except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
-                    continue  # masks or a cache that this architecture does not take
-                if ((together - alone).abs().amax(-1) <= noise * alone.std(-1)).all():
-                    return kind, alone.shape[-1]
-        return None, alone.shape[-1]
+            whole = torch.cat(
+                [self._model(input_ids=self._batch_of(text), use_cache=False).logits[:, -4:].float() for text in texts]
+            )
+            spread = whole.std(-1)
+            noise = 1e-3 if self.dtype == torch.float32 else 0.25
+            for together in (True, False):
+                for way in self._ways():
+                    try:
+                        parts = [texts] if together else [[text] for text in texts]
+                        found = torch.cat([self._stepped(way(), part) for part in parts])
+                    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError):
+                        continue  # masks or a cache that this architecture does not take
+                    if ((found - whole).square().mean(-1).sqrt() <= noise * spread).all():
+                        return way, together, whole.shape[-1]
+        raise ModelError(
+            f"{self.settings.model}: {type(self._model).__name__} answers differently with a cache than without one",
+            hint="try another release of transformers, or another model",
+        )
+
+    def _ways(self) -> list[Callable[[], Forward]]:
+        """Ways to run the model, fastest first."""
+        config = self._model.config
+        layers = DynamicCache(config=config).layers
+        plain = all(type(layer) is DynamicLayer for layer in layers)  # no windows, chunks or states
+        slots = partial(SlotForward, self._call, self.device, self.dtype, self.memory.prefill_tokens)
+        padded = [partial(PaddedForward, self._call, self.device, config, masks_steps=each) for each in (True, False)]
+        return [slots, *padded] if plain else [*padded]
+
+    def _stepped(self, forward: Forward, texts: Sequence[Tokens]) -> Tensor:
+        """Logits of the last four tokens of each text, (rows, 4, vocabulary), the last three read one by one."""
+        found = [forward.read([text[:-3] for text in texts], 4)]
+        for i in (-3, -2, -1):
+            found.append(forward.step(torch.tensor([int(text[i]) for text in texts], device=self.device)))
+        return torch.stack(found, 1).float()
+
+    def _batch_of(self, text: Tokens) -> Tensor:
+        return torch.as_tensor(text.astype(np.int64)[None], device=self.device)
 
 
 def _failed(request: EngineRequest, code: ErrorCode, message: str, *, output_tokens: int = 0) -> EngineCompletion:
