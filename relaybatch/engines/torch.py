@@ -66,6 +66,11 @@ class TorchEngine:
         self._may_finish: dict[tuple[str, ...], NDArray[np.bool_]] = {}
         self.load_seconds = time.perf_counter() - started
 
+    @property
+    def model(self) -> Any:
+        """The loaded transformers model."""
+        return self._model
+
     def tokenize(
         self, prompts: Sequence[Prompt], *, prompt_format: PromptFormat = "chat", system: str | None = None
     ) -> list[Tokens]:
