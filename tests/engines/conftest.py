@@ -31,7 +31,8 @@ def make_tokenizer(folder: Path, template: str | None = TEMPLATE, pad: str | Non
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
-    fast: Any = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token=pad)
+    fast_kind: Any = PreTrainedTokenizerFast
+    fast = fast_kind(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token=pad)
     fast.chat_template = template
     fast.save_pretrained(folder)
 
