@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from relaybatch import __version__
-from relaybatch.errors import RelaybatchError
+from relaybatch.errors import RelaybatchError, plain
 
 app = typer.Typer(
     name="relaybatch", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
@@ -101,7 +101,7 @@ def check_command(
     if as_json:
         print(json.dumps({"problems": problems}, ensure_ascii=False, indent=1))
     else:
-        print("\n".join(problems) if problems else f"{job}: no problems found", file=sys.stderr)
+        print("\n".join(map(plain, problems)) if problems else f"{job}: no problems found", file=sys.stderr)
     raise typer.Exit(2 if problems else 0)
 
 

@@ -27,7 +27,12 @@ class RelaybatchError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  → {self.hint}" if self.hint else self.message
+        return plain(f"{self.message}\n  → {self.hint}" if self.hint else self.message)
+
+
+def plain(text: str) -> str:
+    """Text whose control and direction characters cannot steer a terminal; newlines stay."""
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
 class SpecError(RelaybatchError):

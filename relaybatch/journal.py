@@ -20,6 +20,7 @@ import polars as pl
 from relaybatch.errors import JournalError, OutputError
 
 VERSION = "1"
+BUSY_SECONDS = 30.0  # a reader such as a backup may hold the file for a moment
 
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -82,26 +83,32 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS)
+        except sqlite3.OperationalError as error:
+            raise _unopened(path, error) from None
+        try:
+            self._prepare()
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _prepare(self) -> None:
+        path = self.path
+        try:
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute("PRAGMA mmap_size=268435456")
             tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type='table'")}
             if not tables:
                 # a kill between creating the file and this commit leaves an empty database: created again
-                self._db.executescript(
-                    f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('version', '{VERSION}'); COMMIT;"
-                )
+                begin = f"BEGIN IMMEDIATE; {_SCHEMA} INSERT INTO meta VALUES ('version', '{VERSION}'); COMMIT;"
+                self._db.executescript(begin)
             else:
                 found = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
                 if found != "ok":
                     raise sqlite3.DatabaseError(found)
             version = self.get("version")
         except sqlite3.OperationalError as error:
-            raise OutputError(
-                f"{path}: the journal cannot be opened: {error}",
-                hint="check the folder's permissions and the free space",
-            ) from None
+            raise _unopened(path, error) from None
         except sqlite3.DatabaseError as error:
             raise _damaged(path, str(error)) from None
         if version != VERSION:
@@ -232,6 +239,12 @@ class Journal:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
+def _unopened(path: Path, error: sqlite3.Error) -> OutputError:
+    return OutputError(
+        f"{path}: the journal cannot be opened: {error}", hint="check the folder's permissions and the free space"
+    )
 
 
 def _damaged(path: Path, what: str) -> JournalError:

@@ -54,8 +54,8 @@ class Recipe:
 
 RECIPES = {
     "small": Recipe(hidden=64, layers=3, heads=4, ffn=160, steps=2_000, batch_tokens=8_192, muon_lr=6e-3, adam_lr=6e-3),
-    "medium": Recipe(hidden=128, layers=4, heads=4, ffn=304, steps=3_600, batch_tokens=4_096, muon_lr=4e-3, adam_lr=4e-3),
-    "large": Recipe(hidden=256, layers=4, heads=8, ffn=608, steps=3_700, batch_tokens=4_096, muon_lr=3e-3, adam_lr=3e-3),
+    "medium": Recipe(hidden=128, layers=4, heads=4, ffn=304, steps=2_400, batch_tokens=4_096, muon_lr=4e-3, adam_lr=4e-3),
+    "large": Recipe(hidden=256, layers=4, heads=8, ffn=608, steps=3_000, batch_tokens=4_096, muon_lr=3e-3, adam_lr=3e-3),
 }
 
 
@@ -132,6 +132,17 @@ def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, skip: int) -> It
             yield ids, labels, sum(len(p) + len(a) for p, a in part)
 
 
+def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+    """An untrained model of a recipe's size."""
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=recipe.hidden, intermediate_size=recipe.ffn, num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads, num_key_value_heads=recipe.heads, max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, initializer_range=0.02,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
 def train(name: str, threads: int) -> None:
     """Train one model to the end of its schedule, checkpointing every two minutes."""
     recipe = RECIPES[name]
@@ -140,13 +151,7 @@ def train(name: str, threads: int) -> None:
     work = WORK / name
     work.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(WORK / "tokenizer")
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=recipe.hidden, intermediate_size=recipe.ffn, num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads, num_key_value_heads=recipe.heads, max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True, bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id, initializer_range=0.02,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
+    model = build(recipe, tokenizer)
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n and "lm_head" not in n]
     others = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     optimisers: list[torch.optim.Optimizer] = [
@@ -309,8 +314,7 @@ def main() -> None:
         tokenizer = AutoTokenizer.from_pretrained(WORK / "tokenizer")
         for name in names:
             state = json.loads((WORK / name / "state.json").read_text())
-            model = AutoModelForCausalLM.from_config(LlamaConfig.from_pretrained(MODELS / name)) if (MODELS / name).exists() else None
-            assert model is not None, f"{name} was never exported"
+            model = build(RECIPES[name], tokenizer)
             restore(WORK / name / f"checkpoint-{state['step']}.safetensors", model, [])
             export(name, model, tokenizer)
     elif not options.evaluate:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from relaybatch.batching import MemoryModel, padding_share, plan_batches
 
 MEMORY = MemoryModel(

@@ -24,7 +24,9 @@ def forecasts(rows: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_cheapest_tiers_that_meet_the_target_are_taken() -> None:
     quality, usd = forecasts(2000)
-    plan = plan_leg(0, quality, usd, usd, fresh(2000, 3), Goal(0.98, None, None), escalate=True, lookahead=None, strict=True)
+    plan = plan_leg(
+        0, quality, usd, usd, fresh(2000, 3), Goal(0.98, None, None), escalate=True, lookahead=None, strict=True
+    )
     assert plan.quality.mean() >= 0.98 * quality[:, 2].mean() - 1e-9
     assert plan.cost_usd.sum() < usd[:, 2].sum()
     assert plan.gap < 0.001
@@ -78,7 +80,9 @@ def test_what_cannot_be_met_is_refused_first_and_noted_later() -> None:
 
 def test_a_budget_is_kept() -> None:
     quality, usd = forecasts(500)
-    plan = plan_leg(0, quality, usd, usd, fresh(500, 3), Goal(None, None, 1500.0), escalate=True, lookahead=None, strict=True)
+    plan = plan_leg(
+        0, quality, usd, usd, fresh(500, 3), Goal(None, None, 1500.0), escalate=True, lookahead=None, strict=True
+    )
     assert plan.cost_usd.sum() <= 1500.0 + 1e-6
     assert plan.quality.mean() > quality[:, 0].mean()
 

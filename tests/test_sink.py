@@ -51,9 +51,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6), JSON, max_size=4), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.dictionaries(st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=6), JSON, max_size=4),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_whatever_the_user_sends_comes_back(extra: list[dict[str, Any]]) -> None:
-    rows = [{k: v for k, v in e.items() if k not in RESULTS} | {"id": f"i{n}", "prompt": "p"} for n, e in enumerate(extra)]
+    rows = [
+        {k: v for k, v in e.items() if k not in RESULTS} | {"id": f"i{n}", "prompt": "p"} for n, e in enumerate(extra)
+    ]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         given_rows = instructions(folder, rows)
@@ -90,7 +98,15 @@ def test_types_that_json_lacks_are_written_as_documented(tmp_path: Path) -> None
         "f": [float("nan")], "l": [[1.0, float("inf")]], "s": [{"k": dt.date(2024, 1, 1)}],
     }  # fmt: skip
     write_results(pl.DataFrame(values), tmp_path / "o.jsonl", "jsonl", frozenset())
-    expected = {"b": "AP8=", "d": "2024-02-29", "t": "2024-02-29T12:00:00", "x": "1.10", "f": None, "l": [1.0, None], "s": {"k": "2024-01-01"}}
+    expected = {
+        "b": "AP8=",
+        "d": "2024-02-29",
+        "t": "2024-02-29T12:00:00",
+        "x": "1.10",
+        "f": None,
+        "l": [1.0, None],
+        "s": {"k": "2024-01-01"},
+    }
     found = lines(tmp_path / "o.jsonl")[0]
     assert found | {"x": "1.10"} == expected
     assert Decimal(found["x"]) == Decimal("1.10")

@@ -48,7 +48,14 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
 def test_bad_lines_become_rejects_with_their_line_numbers(tmp_path: Path) -> None:
     data = b'{"id":"a","prompt":"x"}\n{"id":"b","prompt": \n[1,2]\n"text"\n{"id":"e","prompt":"\xff"}\n'
     data += b'{"id":"f","prompt":"x","v":NaN}\n{"id":"g","prompt":"x","id":"h"}\n{"id":"i","prompt":"\\ud800"}\n'
-    data += b'{"id":"j","prompt":"x","v":1e999}\n' + b'{"v":' * 5000 + b"1" + b"}" * 5000 + b"\n" + b'{"id":"z","prompt":"x"}\n'
+    data += (
+        b'{"id":"j","prompt":"x","v":1e999}\n'
+        + b'{"v":' * 5000
+        + b"1"
+        + b"}" * 5000
+        + b"\n"
+        + b'{"id":"z","prompt":"x"}\n'
+    )
     found = from_jsonl(tmp_path, data)
     assert found.requests["id"].to_list() == ["a", "z"]
     assert [r.line for r in found.rejects] == list(range(2, 11))
@@ -79,7 +86,9 @@ def test_a_field_first_seen_late_is_kept(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("prompt", [None, 42, True, ["a"], {"t": "a"}])
 def test_a_prompt_that_is_no_text_fails_alone(tmp_path: Path, prompt: object) -> None:
-    found = from_jsonl(tmp_path, [{"id": "a", "prompt": "fine"}, {"id": "b", "prompt": prompt}, {"id": "c", "prompt": "fine"}])
+    found = from_jsonl(
+        tmp_path, [{"id": "a", "prompt": "fine"}, {"id": "b", "prompt": prompt}, {"id": "c", "prompt": "fine"}]
+    )
     assert found.requests["error_code"].to_list() == [None, "prompt_missing" if prompt is None else "prompt_type", None]
     kind = {int: "a number", bool: "a boolean", list: "an array", dict: "an object"}.get(type(prompt), "null")
     assert kind in found.requests["error"][1]
@@ -92,7 +101,12 @@ def test_an_empty_prompt_fails_alone(tmp_path: Path, prompt: str) -> None:
 
 
 def test_duplicate_ids_are_named_with_both_lines_or_suffixed(tmp_path: Path) -> None:
-    rows = [{"id": "x", "prompt": "a"}, {"id": "y", "prompt": "a"}, {"id": "x", "prompt": "b"}, {"id": "x#2", "prompt": "c"}]
+    rows = [
+        {"id": "x", "prompt": "a"},
+        {"id": "y", "prompt": "a"},
+        {"id": "x", "prompt": "b"},
+        {"id": "x#2", "prompt": "c"},
+    ]
     with pytest.raises(InputError, match=r"in\.jsonl:1, .*in\.jsonl:3"):
         from_jsonl(tmp_path, rows)
     found = from_jsonl(tmp_path, rows, duplicates="suffix")
@@ -106,12 +120,18 @@ def test_empty_and_odd_ids_fail_alone(tmp_path: Path) -> None:
 
 
 def test_ids_are_made_where_there_is_no_column(tmp_path: Path) -> None:
-    assert from_jsonl(tmp_path, [{"prompt": "x"}] * 2, id=None).requests["id"].to_list() == ["row-00000001", "row-00000002"]
+    assert from_jsonl(tmp_path, [{"prompt": "x"}] * 2, id=None).requests["id"].to_list() == [
+        "row-00000001",
+        "row-00000002",
+    ]
 
 
 def test_messages_and_templates(tmp_path: Path) -> None:
     good = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
-    rows = [{"id": str(n), "m": m} for n, m in enumerate([good, [], "hi", [{"role": "boss", "content": "x"}], [{"role": "user"}], None])]
+    rows = [
+        {"id": str(n), "m": m}
+        for n, m in enumerate([good, [], "hi", [{"role": "boss", "content": "x"}], [{"role": "user"}], None])
+    ]
     found = from_jsonl(tmp_path, rows, messages="m")
     assert found.requests["prompt"][0] == "s\nu"
     assert found.requests["messages"][0].to_list() == good
@@ -125,7 +145,12 @@ def test_messages_and_templates(tmp_path: Path) -> None:
 def test_limits_and_priorities_must_be_whole_numbers(tmp_path: Path) -> None:
     rows = [{"id": str(n), "prompt": "x", "m": m} for n, m in enumerate([5, 0, "8", None, 2.5])]
     found = from_jsonl(tmp_path, rows, max_new_tokens="m")
-    assert found.requests["error_code"].to_list() == [None, *["max_new_tokens_invalid"] * 2, None, "max_new_tokens_invalid"]
+    assert found.requests["error_code"].to_list() == [
+        None,
+        *["max_new_tokens_invalid"] * 2,
+        None,
+        "max_new_tokens_invalid",
+    ]
 
 
 def test_compressed_files_and_folders(tmp_path: Path) -> None:
@@ -155,8 +180,12 @@ def test_a_cut_file_is_refused_not_shortened(tmp_path: Path, name: str) -> None:
 
 
 def test_parquet_columns_go_by_name_and_ids_stay_whole(tmp_path: Path) -> None:
-    pl.DataFrame({"id": ["a"], "prompt": ["p"], "n": pl.Series([1], dtype=pl.Int64)}).write_parquet(tmp_path / "1.parquet")
-    pl.DataFrame({"n": pl.Series([2], dtype=pl.Int32), "prompt": ["q"], "id": ["b"]}).write_parquet(tmp_path / "2.parquet")
+    pl.DataFrame({"id": ["a"], "prompt": ["p"], "n": pl.Series([1], dtype=pl.Int64)}).write_parquet(
+        tmp_path / "1.parquet"
+    )
+    pl.DataFrame({"n": pl.Series([2], dtype=pl.Int32), "prompt": ["q"], "id": ["b"]}).write_parquet(
+        tmp_path / "2.parquet"
+    )
     found = read(InputOptions(paths=(str(tmp_path / "*.parquet"),), prompt="prompt", id="id"))
     assert found.carried.rows() == [("a", "p", 1), ("b", "q", 2)]
     pl.DataFrame({"id": [9007199254740993, None, 5], "prompt": ["x"] * 3}).write_parquet(tmp_path / "ids.parquet")

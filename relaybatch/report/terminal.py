@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from relaybatch.errors import plain
 from relaybatch.report.bill import Plan, Report
 
 
@@ -54,7 +55,7 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
     console.print(table)
     line = partial(console.print, soft_wrap=True)
     line(
-        f"cost      {usd(report.cost_usd)}, all on {_plain(report.tiers[-1].name)} {usd(saving.baseline_usd)}"
+        f"cost      {usd(report.cost_usd)}, all on {plain(report.tiers[-1].name)} {usd(saving.baseline_usd)}"
         f" ({saving.baseline_rows_measured:,} rows measured, the rest forecast): saved {share(saving.saved_share)}",
         markup=False,
     )
@@ -79,8 +80,8 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
         codes = ", ".join(f"{code} {count:,}" for code, count in report.errors.items())
         line(f"failed    {report.failed:,} rows ({codes}), {report.rejects:,} lines rejected", markup=False)
     for warning in report.warnings:
-        line(f"warning   {_plain(warning)}", markup=False)
-    line(f"results   {_plain(folder)}", markup=False)
+        line(f"warning   {plain(warning)}", markup=False)
+    line(f"results   {plain(folder)}", markup=False)
 
 
 def print_plan(plan: Plan, file: IO[str]) -> None:
@@ -112,8 +113,3 @@ def print_plan(plan: Plan, file: IO[str]) -> None:
         f" gap to the optimum {share(plan.gap)}",
         markup=False,
     )
-
-
-def _plain(text: str) -> str:
-    """Text without control characters, so that nothing in it can steer the terminal."""
-    return "".join(c if c.isprintable() else "�" for c in text)
