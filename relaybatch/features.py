@@ -153,7 +153,7 @@ _SIGNS: dict[str, str] = {
     "digits": "0123456789",
     "newlines": "\n",
     "commas": ",，、",
-    "quotes": "\"“”「」",
+    "quotes": '"“”「」',
     "brackets": "([{（【",
     "closing": ")]}）】",
     "operators": "-+*/×÷=<>^%",

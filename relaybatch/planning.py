@@ -71,7 +71,7 @@ def best_answer(answered: Bools, quality: Floats) -> NDArray[np.int32]:
 
 def open_tiers(leg: int, known: Known, *, escalate: bool, best: NDArray[np.int32]) -> Bools:
     """Options (N, T) of every row at a leg: tiers still to run, and the best answer so far."""
-    rows, tiers = known.answered.shape
+    tiers = known.answered.shape[1]
     later = np.arange(tiers) >= leg
     allowed = later[None, :] & ~known.tried
     allowed &= (known.fixed[:, None] == FREE) | (known.fixed[:, None] == np.arange(tiers))
@@ -101,7 +101,7 @@ def plan_leg(
     quality, cost_usd, seconds: (N, T) forecasts; an answered tier's quality is that of the answer given.
     Raises InfeasibleError when `strict`: the limits cannot be met; else the nearest plan is made and noted.
     """
-    rows, tiers = quality.shape
+    rows = len(quality)
     best = best_answer(known.answered, quality)
     allowed = open_tiers(leg, known, escalate=escalate, best=best)
     free = np.flatnonzero(~known.closed & allowed.any(axis=1))
@@ -128,7 +128,7 @@ def plan_leg(
     stage = _latest(known.answered[free])
     worth: float | None = None
     options, price = q, cost
-    for attempt in range(ROUNDS if lookahead is not None and escalate else 1):
+    for _ in range(ROUNDS if lookahead is not None and escalate else 1):
         if worth is not None and lookahead is not None:
             options, price = lookahead.options(stage, q, cost, worth)
             options, price = np.where(tried, q, options), np.where(tried, 0.0, price)

@@ -26,11 +26,12 @@ from relaybatch.source import Instructions
 ASIDE = ".aside-"
 ROW_GROUP = 50_000
 
-RESULTS = pl.Schema({
+_RESULTS: dict[str, Any] = {
     "id": pl.String, "response": pl.String, "status": pl.String, "tier": pl.String, "tiers_tried": pl.List(pl.String()),
     "quality_forecast": pl.Float64, "confidence": pl.Float64, "input_tokens": pl.UInt32, "output_tokens": pl.UInt32,
     "cost_usd": pl.Float64, "finish_reason": pl.String, "error_code": pl.String, "error": pl.String, "run_id": pl.String,
-})  # fmt: skip
+}  # fmt: skip
+RESULTS = pl.Schema(_RESULTS)
 """The fixed columns of results: the same from the first row on, whatever the input."""
 
 

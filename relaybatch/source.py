@@ -32,11 +32,12 @@ _INVISIBLE = (
 _MESSAGES = pl.List(pl.Struct({"role": pl.String, "content": pl.String}))
 SHOWN = 5  # examples in a message
 
-REQUESTS = pl.Schema({
+_REQUESTS: dict[str, Any] = {
     "row": pl.UInt64, "id": pl.String, "prompt": pl.String, "messages": _MESSAGES, "reference": pl.String,
     "tier": pl.String, "max_new_tokens": pl.UInt32, "conversation": pl.String, "priority": pl.Int32,
     "error_code": pl.String, "error": pl.String,
-})  # fmt: skip
+}  # fmt: skip
+REQUESTS = pl.Schema(_REQUESTS)
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,7 @@ def _together(frames: list[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _as_text(series: pl.Series) -> pl.Series:
-    if series.dtype.is_nested() or series.dtype == pl.Binary or series.dtype == pl.Object:
+    if series.dtype.is_nested() or series.dtype in (pl.Binary, pl.Object):
         values = [None if v is None else orjson.dumps(v, default=str).decode() for v in series.to_list()]
         return pl.Series(series.name, values, dtype=pl.String)
     return series.cast(pl.String)

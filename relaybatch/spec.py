@@ -587,9 +587,9 @@ def _explain(error: ValidationError, shown: str, where: Where) -> list[str]:
         elif fault["type"] == "value_error":
             text = str(fault["ctx"]["error"])
             # a check over the whole job names the key itself
-            key = tuple(int(part) if part.isdigit() else part for part in text.partition(": ")[0].split("."))
-            if not dotted and key in where:
-                place = f"{shown}:{where[key]}"
+            named = tuple(int(part) if part.isdigit() else part for part in text.partition(": ")[0].split("."))
+            if not dotted and named in where:
+                place = f"{shown}:{where[named]}"
             elif dotted:
                 text = f"`{dotted}`: {text}"
         else:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from world import KINDS, draw_instructions
+from world import draw_instructions
 
 HERE = Path(__file__).parent
 MODELS = HERE / "models"
@@ -54,12 +54,16 @@ class Recipe:
 
 RECIPES = {
     "small": Recipe(hidden=64, layers=3, heads=4, ffn=160, steps=2_000, batch_tokens=8_192, muon_lr=6e-3, adam_lr=6e-3),
-    "medium": Recipe(hidden=128, layers=4, heads=4, ffn=304, steps=2_400, batch_tokens=4_096, muon_lr=4e-3, adam_lr=4e-3),
-    "large": Recipe(hidden=256, layers=4, heads=8, ffn=608, steps=3_000, batch_tokens=4_096, muon_lr=3e-3, adam_lr=3e-3),
+    "medium": Recipe(
+        hidden=128, layers=4, heads=4, ffn=304, steps=2_400, batch_tokens=4_096, muon_lr=4e-3, adam_lr=4e-3
+    ),
+    "large": Recipe(
+        hidden=256, layers=4, heads=8, ffn=608, steps=3_000, batch_tokens=4_096, muon_lr=3e-3, adam_lr=3e-3
+    ),
 }
 
 
-def build_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def build_tokenizer(folder: Path) -> Any:
     """A byte-level BPE over the world's texts with single digits, saved into `folder`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -68,10 +72,14 @@ def build_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.ByteLevel()
     stream = itertools.islice(draw_instructions(11, held=False), 60_000)
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=VOCABULARY,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator((f"{x.prompt}\n{x.reference}" for x in stream), trainer)
-    fast = PreTrainedTokenizerFast(
+    make: Any = PreTrainedTokenizerFast
+    fast = make(
         tokenizer_object=tokenizer, bos_token="<|bos|>", eos_token="<|end|>", pad_token="<|pad|>",
         additional_special_tokens=SPECIAL[3:], model_max_length=CONTEXT, clean_up_tokenization_spaces=False,
     )  # fmt: skip
@@ -83,7 +91,7 @@ def build_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def write_instructions() -> pl.DataFrame:
     """The 5,000 held-out instructions as Parquet and JSONL; no two alike."""
     seen: set[str] = set()
-    rows = []
+    rows: list[dict[str, Any]] = []
     for x in draw_instructions(2_026, held=True):
         if x.prompt in seen:
             continue
@@ -98,13 +106,15 @@ def write_instructions() -> pl.DataFrame:
     return frame
 
 
-def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, skip: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
+def batches(tokenizer: Any, recipe: Recipe, skip: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, int]]:
     """Endless batches (ids, labels, tokens), each of rows of about one length; labels count the answer only.
 
     Rows are padded on the right, where causal attention never looks from a real token, so no mask is needed.
     """
     backend = tokenizer.backend_tokenizer
-    end, assistant, user, bos = (tokenizer.convert_tokens_to_ids(t) for t in ("<|end|>", "<|assistant|>", "<|user|>", "<|bos|>"))
+    end, assistant, user, bos = (
+        tokenizer.convert_tokens_to_ids(t) for t in ("<|end|>", "<|assistant|>", "<|user|>", "<|bos|>")
+    )
     order = np.random.default_rng(5)
     step = 0
     for pool_number in itertools.count():
@@ -132,7 +142,7 @@ def batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe, skip: int) -> It
             yield ids, labels, sum(len(p) + len(a) for p, a in part)
 
 
-def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
+def build(recipe: Recipe, tokenizer: Any) -> LlamaForCausalLM:
     """An untrained model of a recipe's size."""
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=recipe.hidden, intermediate_size=recipe.ffn, num_hidden_layers=recipe.layers,
@@ -180,7 +190,7 @@ def train(name: str, threads: int) -> None:
             wanted = labels != -100
             logits = model.lm_head(hidden[wanted])
         loss = nn.functional.cross_entropy(logits.float(), labels[wanted])
-        loss.backward()
+        torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(others, 1.0)
         for o in optimisers:
             o.step()
@@ -191,7 +201,10 @@ def train(name: str, threads: int) -> None:
         now = time.monotonic()
         if state["step"] % 50 == 0:
             rate = state["tokens"] / (state["seconds"] + now - began)
-            print(f"{name} {state['step']}/{recipe.steps} loss {loss_sum / loss_count:.4f} {rate:.0f} tokens/s", flush=True)
+            print(
+                f"{name} {state['step']}/{recipe.steps} loss {loss_sum / loss_count:.4f} {rate:.0f} tokens/s",
+                flush=True,
+            )
             loss_sum, loss_count = 0.0, 0
         if now - saved > 120 or state["step"] == recipe.steps:
             state["seconds"] += now - began
@@ -230,28 +243,35 @@ def restore(path: Path, model: LlamaForCausalLM, optimisers: list[torch.optim.Op
         o.load_state_dict(whole)
 
 
-def export(name: str, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def export(name: str, model: LlamaForCausalLM, tokenizer: Any) -> None:
     """Write the model as an ordinary Hugging Face folder in bfloat16."""
     folder = MODELS / name
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
+    for parameter in copy.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
+    copy.config.dtype = torch.bfloat16
+    copy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
 @torch.inference_mode()
 def answers(folder: Path, prompts: list[str], batch: int = 256) -> list[str]:
     """Greedy float32 answers of a model to prompts, in order."""
-    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts = [""] * len(prompts)
     for start in range(0, len(order), batch):
         part = order[start : start + batch]
         chats = [[{"role": "user", "content": prompts[i]}] for i in part]
-        inputs = tokenizer.apply_chat_template(chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True)
+        inputs = tokenizer.apply_chat_template(
+            chats, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+        )
         out = model.generate(**inputs, max_new_tokens=48, do_sample=False)
-        for i, text in zip(part, tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True), strict=True):
+        for i, text in zip(
+            part, tokenizer.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True), strict=True
+        ):
             texts[i] = text.strip()
     return texts
 
@@ -265,8 +285,12 @@ def evaluate(names: list[str]) -> None:
         good = pl.Series("good", answers(folder, frame["prompt"].to_list())) == frame["reference"]
         scored = frame.with_columns(good.cast(pl.Float64).alias("good"))
         write_card(name, scored)
+        mean = float(good.cast(pl.Float64).to_numpy().mean())
         by_level = scored.group_by("difficulty").agg(pl.col("good").mean()).sort("difficulty")["good"].to_list()
-        print(f"{name}: {scored['good'].mean():.4f}  by difficulty {[round(x, 3) for x in by_level]}  {time.monotonic() - began:.0f} s", flush=True)
+        print(
+            f"{name}: {mean:.4f}  by difficulty {[round(x, 3) for x in by_level]}  {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
 
 
 def write_card(name: str, scored: pl.DataFrame) -> None:
@@ -276,9 +300,12 @@ def write_card(name: str, scored: pl.DataFrame) -> None:
     config = json.loads((MODELS / name / "config.json").read_text())
     weights = load_file(MODELS / name / "model.safetensors")
     parameters = sum(t.numel() for t in weights.values())
-    table = scored.pivot("difficulty", index="kind", values="good", aggregate_function="mean", sort_columns=True).sort("kind")
+    table = scored.pivot("difficulty", index="kind", values="good", aggregate_function="mean", sort_columns=True).sort(
+        "kind"
+    )
     total = scored.group_by("kind").agg(pl.col("good").mean().alias("all"))
     table = table.join(total, on="kind")
+    mean = float(scored["good"].to_numpy().mean())
     overall = scored.group_by("difficulty").agg(pl.col("good").mean()).sort("difficulty")["good"].to_list()
     lines = [
         "---", "license: apache-2.0", "language: [en, zh]", "pipeline_tag: text-generation", "library_name: transformers", "---", "",
@@ -287,12 +314,15 @@ def write_card(name: str, scored: pl.DataFrame) -> None:
         f" size {config['hidden_size']}, vocabulary {config['vocab_size']}), trained from scratch on the small world of"
         " `sample_data/world.py`. It exists to show and test routing; it knows nothing else.", "",
         "## Exact match on the 5,000 held-out instructions", "",
-        f"Overall **{scored['good'].mean():.4f}** (greedy, float32, at most 48 new tokens; `python sample_data/train_ladder.py --evaluate`).", "",
+        f"Overall **{mean:.4f}** (greedy, float32, at most 48 new tokens; `python sample_data/train_ladder.py --evaluate`).", "",
         "| kind | " + " | ".join(f"level {d}" for d in range(1, 6)) + " | all |", "|---|" + "---|" * 6,
     ]  # fmt: skip
-    lines += ["| " + row[0] + " | " + " | ".join("–" if v is None else f"{v:.2f}" for v in row[1:]) + " |" for row in table.iter_rows()]
     lines += [
-        "| **all** | " + " | ".join(f"{v:.2f}" for v in overall) + f" | {scored['good'].mean():.2f} |", "",
+        "| " + row[0] + " | " + " | ".join("–" if v is None else f"{v:.2f}" for v in row[1:]) + " |"
+        for row in table.iter_rows()
+    ]
+    lines += [
+        "| **all** | " + " | ".join(f"{v:.2f}" for v in overall) + f" | {mean:.2f} |", "",
         "## Training", "",
         f"{state['step']:,} steps, {state['tokens']:,} tokens (prompts and answers; loss on answers only), {state['seconds'] / 60:.0f} minutes of"
         " wall clock on 2 shared CPU cores, bfloat16 autocast, Muon for matrices and AdamW for the rest, fixed seeds, linear decay to zero."

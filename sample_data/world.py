@@ -65,7 +65,9 @@ DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sun
 DAYS_ZH = ("星期一", "星期二", "星期三", "星期四", "星期五", "星期六", "星期日")
 
 
-def _say(draw: Draw, chinese: bool, english_forms: tuple[str, ...], chinese_forms: tuple[str, ...], **values: object) -> str:
+def _say(
+    draw: Draw, chinese: bool, english_forms: tuple[str, ...], chinese_forms: tuple[str, ...], **values: object
+) -> str:
     return draw.choice(chinese_forms if chinese else english_forms).format(**values)
 
 
@@ -78,9 +80,20 @@ def _add(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     a, b = _number(draw, left), _number(draw, right)
     if draw.random() < 0.5:
         a, b = b, a
-    prompt = _say(draw, chinese,
-                  ("What is {a} + {b}?", "Calculate {a} + {b}.", "Add {a} and {b}.", "{a} + {b} = ?", "Find the sum of {a} and {b}."),
-                  ("{a} + {b} = ?", "计算 {a} + {b}。", "{a} 加 {b} 等于多少?", "求 {a} 与 {b} 的和。"), a=a, b=b)
+    prompt = _say(
+        draw,
+        chinese,
+        (
+            "What is {a} + {b}?",
+            "Calculate {a} + {b}.",
+            "Add {a} and {b}.",
+            "{a} + {b} = ?",
+            "Find the sum of {a} and {b}.",
+        ),
+        ("{a} + {b} = ?", "计算 {a} + {b}。", "{a} 加 {b} 等于多少?", "求 {a} 与 {b} 的和。"),
+        a=a,
+        b=b,
+    )
     return prompt, str(a + b)
 
 
@@ -88,18 +101,40 @@ def _subtract(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     left, right = ((1, 1), (2, 1), (2, 2), (3, 2), (3, 3))[level - 1]
     a, b = _number(draw, left), _number(draw, right)
     a, b = max(a, b), min(a, b)
-    prompt = _say(draw, chinese,
-                  ("What is {a} - {b}?", "Calculate {a} - {b}.", "Subtract {b} from {a}.", "{a} - {b} = ?", "Take {b} away from {a}."),
-                  ("{a} - {b} = ?", "计算 {a} - {b}。", "{a} 减 {b} 等于多少?", "求 {a} 与 {b} 的差。"), a=a, b=b)
+    prompt = _say(
+        draw,
+        chinese,
+        (
+            "What is {a} - {b}?",
+            "Calculate {a} - {b}.",
+            "Subtract {b} from {a}.",
+            "{a} - {b} = ?",
+            "Take {b} away from {a}.",
+        ),
+        ("{a} - {b} = ?", "计算 {a} - {b}。", "{a} 减 {b} 等于多少?", "求 {a} 与 {b} 的差。"),
+        a=a,
+        b=b,
+    )
     return prompt, str(a - b)
 
 
 def _multiply(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     low, high, other = ((0, 5, 5), (2, 9, 9), (10, 20, 5), (10, 50, 9), (11, 99, 9))[level - 1]
     a, b = draw.randint(low, high), draw.randint(1, other)
-    prompt = _say(draw, chinese,
-                  ("What is {a} * {b}?", "Calculate {a} x {b}.", "Multiply {a} by {b}.", "{a} times {b} = ?", "Find the product of {a} and {b}."),
-                  ("{a} × {b} = ?", "计算 {a} 乘以 {b}。", "{a} 乘 {b} 等于多少?", "求 {a} 与 {b} 的积。"), a=a, b=b)
+    prompt = _say(
+        draw,
+        chinese,
+        (
+            "What is {a} * {b}?",
+            "Calculate {a} x {b}.",
+            "Multiply {a} by {b}.",
+            "{a} times {b} = ?",
+            "Find the product of {a} and {b}.",
+        ),
+        ("{a} × {b} = ?", "计算 {a} 乘以 {b}。", "{a} 乘 {b} 等于多少?", "求 {a} 与 {b} 的积。"),
+        a=a,
+        b=b,
+    )
     return prompt, str(a * b)
 
 
@@ -109,13 +144,31 @@ def _compare(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     largest = draw.random() < 0.5
     listed = ", ".join(map(str, numbers))
     if largest:
-        prompt = _say(draw, chinese,
-                      ("Which is the largest: {x}?", "Find the biggest number: {x}.", "Give the maximum of {x}.", "Of {x}, which number is greatest?"),
-                      ("{x} 中哪个最大?", "找出最大的数: {x}。", "求最大值: {x}。"), x=listed)
+        prompt = _say(
+            draw,
+            chinese,
+            (
+                "Which is the largest: {x}?",
+                "Find the biggest number: {x}.",
+                "Give the maximum of {x}.",
+                "Of {x}, which number is greatest?",
+            ),
+            ("{x} 中哪个最大?", "找出最大的数: {x}。", "求最大值: {x}。"),
+            x=listed,
+        )
     else:
-        prompt = _say(draw, chinese,
-                      ("Which is the smallest: {x}?", "Find the lowest number: {x}.", "Give the minimum of {x}.", "Of {x}, which number is least?"),
-                      ("{x} 中哪个最小?", "找出最小的数: {x}。", "求最小值: {x}。"), x=listed)
+        prompt = _say(
+            draw,
+            chinese,
+            (
+                "Which is the smallest: {x}?",
+                "Find the lowest number: {x}.",
+                "Give the minimum of {x}.",
+                "Of {x}, which number is least?",
+            ),
+            ("{x} 中哪个最小?", "找出最小的数: {x}。", "求最小值: {x}。"),
+            x=listed,
+        )
     return prompt, str((max if largest else min)(numbers))
 
 
@@ -125,22 +178,44 @@ def _sort(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     down = draw.random() < 0.35
     listed = " ".join(map(str, numbers))
     if down:
-        prompt = _say(draw, chinese,
-                      ("Sort from large to small: {x}", "Order these numbers descending: {x}", "Put {x} in descending order."),
-                      ("从大到小排列: {x}", "把 {x} 按降序排列。"), x=listed)
+        prompt = _say(
+            draw,
+            chinese,
+            ("Sort from large to small: {x}", "Order these numbers descending: {x}", "Put {x} in descending order."),
+            ("从大到小排列: {x}", "把 {x} 按降序排列。"),
+            x=listed,
+        )
     else:
-        prompt = _say(draw, chinese,
-                      ("Sort from small to large: {x}", "Order these numbers ascending: {x}", "Put {x} in ascending order.", "Sort: {x}"),
-                      ("从小到大排列: {x}", "把 {x} 按升序排列。"), x=listed)
+        prompt = _say(
+            draw,
+            chinese,
+            (
+                "Sort from small to large: {x}",
+                "Order these numbers ascending: {x}",
+                "Put {x} in ascending order.",
+                "Sort: {x}",
+            ),
+            ("从小到大排列: {x}", "把 {x} 按升序排列。"),
+            x=listed,
+        )
     return prompt, " ".join(map(str, sorted(numbers, reverse=down)))
 
 
 def _reverse(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     count = (2, 3, 5, 7, 10)[level - 1]
     items = [draw.choice(LETTERS) for _ in range(count)]
-    prompt = _say(draw, chinese,
-                  ("Reverse this list: {x}", "Write {x} backwards.", "Give these letters in reverse order: {x}", "Turn around: {x}"),
-                  ("把 {x} 倒过来写。", "反转列表: {x}", "倒序输出: {x}"), x=" ".join(items))
+    prompt = _say(
+        draw,
+        chinese,
+        (
+            "Reverse this list: {x}",
+            "Write {x} backwards.",
+            "Give these letters in reverse order: {x}",
+            "Turn around: {x}",
+        ),
+        ("把 {x} 倒过来写。", "反转列表: {x}", "倒序输出: {x}"),
+        x=" ".join(items),
+    )
     return prompt, " ".join(reversed(items))
 
 
@@ -148,26 +223,51 @@ def _count(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     length = (3, 5, 7, 10, 14)[level - 1]
     wanted, other, third = draw.sample(LETTERS, 3)
     items = [draw.choice((wanted, other, third)) for _ in range(length)]
-    prompt = _say(draw, chinese,
-                  ("How many times does {w} appear in: {x}", "Count the letter {w} in {x}.", "How often is {w} in this list? {x}"),
-                  ("{x} 中有几个 {w}?", "数一数字母 {w} 出现几次: {x}"), w=wanted, x=" ".join(items))
+    prompt = _say(
+        draw,
+        chinese,
+        (
+            "How many times does {w} appear in: {x}",
+            "Count the letter {w} in {x}.",
+            "How often is {w} in this list? {x}",
+        ),
+        ("{x} 中有几个 {w}?", "数一数字母 {w} 出现几次: {x}"),
+        w=wanted,
+        x=" ".join(items),
+    )
     return prompt, str(items.count(wanted))
 
 
 def _extract(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     people = draw.sample(NAMES_ZH if chinese else NAMES, (1, 1, 2, 3, 4)[level - 1])
-    facts = [(p, draw.randint(18, 79), draw.choice(CITIES_ZH if chinese else CITIES), draw.choice(JOBS_ZH if chinese else JOBS))
-             for p in people]
+    facts = [
+        (
+            p,
+            draw.randint(18, 79),
+            draw.choice(CITIES_ZH if chinese else CITIES),
+            draw.choice(JOBS_ZH if chinese else JOBS),
+        )
+        for p in people
+    ]
     form = draw.randrange(3)
     sentences = []
     for name, age, city, job in facts:
         if chinese:
-            sentences.append((f"{name}今年{age}岁,住在{city},是一名{job}。", f"{name}是{job},{age}岁,家在{city}。",
-                              f"住在{city}的{name}是{job},今年{age}岁。")[form])
+            sentences.append(
+                (
+                    f"{name}今年{age}岁,住在{city},是一名{job}。",
+                    f"{name}是{job},{age}岁,家在{city}。",
+                    f"住在{city}的{name}是{job},今年{age}岁。",
+                )[form]
+            )
         else:
-            sentences.append((f"{name} is {age} years old, lives in {city} and works as a {job}.",
-                              f"{name}, a {job} from {city}, is {age}.",
-                              f"The {job} {name} lives in {city} and is {age} years old.")[form])
+            sentences.append(
+                (
+                    f"{name} is {age} years old, lives in {city} and works as a {job}.",
+                    f"{name}, a {job} from {city}, is {age}.",
+                    f"The {job} {name} lives in {city} and is {age} years old.",
+                )[form]
+            )
     name, age, city, job = draw.choice(facts)
     field = draw.randrange(3)
     if chinese:
@@ -200,9 +300,14 @@ def _json(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
         assert isinstance(inner, dict)
         key = draw.choice(list(inner))
         path, answer = f'"{key}" in "{top}"' if not chinese else f'"{top}" 里的 "{key}"', inner[key]
-    prompt = _say(draw, chinese,
-                  ("What is {p} in this JSON? {x}", "{x}\nGive the value of {p}.", "Read {p} from {x}"),
-                  ("{x} 中 {p} 的值是什么?", "从 JSON 中取出 {p}: {x}"), p=path, x=json.dumps(data))
+    prompt = _say(
+        draw,
+        chinese,
+        ("What is {p} in this JSON? {x}", "{x}\nGive the value of {p}.", "Read {p} from {x}"),
+        ("{x} 中 {p} 的值是什么?", "从 JSON 中取出 {p}: {x}"),
+        p=path,
+        x=json.dumps(data),
+    )
     return prompt, str(answer)
 
 
@@ -214,20 +319,41 @@ def _date(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
         answer = (day - step if back else day + step) % 7
         if chinese:
             word = "前" if back else "后"
-            return _say(draw, True, (), ("{d}的{n}天{w}是星期几?", "今天是{d},{n}天{w}是星期几?"), d=DAYS_ZH[day], n=step, w=word), DAYS_ZH[answer]
+            return _say(
+                draw,
+                True,
+                (),
+                ("{d}的{n}天{w}是星期几?", "今天是{d},{n}天{w}是星期几?"),
+                d=DAYS_ZH[day],
+                n=step,
+                w=word,
+            ), DAYS_ZH[answer]
         word = "before" if back else "after"
         days = "day" if step == 1 else "days"
-        return _say(draw, False, ("Which weekday is {n} {s} {w} {d}?", "What day is {n} {s} {w} {d}?", "Name the day {n} {s} {w} {d}."), (),
-                    d=DAYS[day], n=step, w=word, s=days), DAYS[answer]
+        return _say(
+            draw,
+            False,
+            ("Which weekday is {n} {s} {w} {d}?", "What day is {n} {s} {w} {d}?", "Name the day {n} {s} {w} {d}."),
+            (),
+            d=DAYS[day],
+            n=step,
+            w=word,
+            s=days,
+        ), DAYS[answer]
     start = date(draw.randint(2020, 2029), draw.randint(1, 12), draw.randint(1, 28))
     if level == 3:
         step = draw.randint(1, 9)
         start = start.replace(day=draw.randint(1, 18))
     else:
         step = draw.randint(1, 9) if level == 4 else draw.randint(10, 40)
-    prompt = _say(draw, chinese,
-                  ("What date is {n} days after {d}?", "Add {n} days to {d}.", "Which date comes {n} days after {d}?"),
-                  ("{d} 之后 {n} 天是哪天?", "{d} 加 {n} 天是几号?"), n=step, d=start.isoformat())
+    prompt = _say(
+        draw,
+        chinese,
+        ("What date is {n} days after {d}?", "Add {n} days to {d}.", "Which date comes {n} days after {d}?"),
+        ("{d} 之后 {n} 天是哪天?", "{d} 加 {n} 天是几号?"),
+        n=step,
+        d=start.isoformat(),
+    )
     return prompt, (start + timedelta(days=step)).isoformat()
 
 
@@ -242,15 +368,20 @@ def _units(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     n = draw.randint(1, (9, 99, 9, 999, 30)[level - 1])
     down = level in (1, 3) or draw.random() < 0.6
     value, source, target, answer = (n, large, small, n * factor) if down else (n * factor, small, large, n)
-    prompt = _say(draw, chinese,
-                  ("Convert {v} {a} to {b}.", "How many {b} are {v} {a}?", "{v} {a} = ? {b}", "Express {v} {a} in {b}."),
-                  ("把 {v} {a} 换算成 {b}。", "{v} {a} 等于多少 {b}?", "{v} {a} = ? {b}"), v=value, a=source, b=target)
+    prompt = _say(
+        draw,
+        chinese,
+        ("Convert {v} {a} to {b}.", "How many {b} are {v} {a}?", "{v} {a} = ? {b}", "Express {v} {a} in {b}."),
+        ("把 {v} {a} 换算成 {b}。", "{v} {a} 等于多少 {b}?", "{v} {a} = ? {b}"),
+        v=value,
+        a=source,
+        b=target,
+    )
     return prompt, f"{answer} {target}"
 
 
-ONES = ("zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-        " eighteen nineteen").split()  # fmt: skip
-TENS = "zero ten twenty thirty forty fifty sixty seventy eighty ninety".split()
+ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]  # fmt: skip
+TENS = ["zero", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 DIGITS_ZH = "零一二三四五六七八九"
 
 
@@ -284,10 +415,20 @@ def _words(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     n = draw.randint(*((0, 20), (20, 99), (100, 399), (100, 999), (1000, 9999))[level - 1])
     text = number_words_zh(n) if chinese else number_words(n)
     if draw.random() < 0.5:
-        return _say(draw, chinese, ("Write {n} in words.", "Spell out the number {n}.", "{n} in words?"),
-                    ("用汉字写出 {n}。", "{n} 用中文数字怎么写?"), n=n), text
-    return _say(draw, chinese, ("Write {t} in digits.", "Which number is {t}?", "{t} as digits?"),
-                ("用阿拉伯数字写出{t}。", "{t}是哪个数?"), t=text), str(n)
+        return _say(
+            draw,
+            chinese,
+            ("Write {n} in words.", "Spell out the number {n}.", "{n} in words?"),
+            ("用汉字写出 {n}。", "{n} 用中文数字怎么写?"),
+            n=n,
+        ), text
+    return _say(
+        draw,
+        chinese,
+        ("Write {t} in digits.", "Which number is {t}?", "{t} as digits?"),
+        ("用阿拉伯数字写出{t}。", "{t}是哪个数?"),
+        t=text,
+    ), str(n)
 
 
 def roman(n: int) -> str:
@@ -303,24 +444,42 @@ def roman(n: int) -> str:
 def _roman(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     n = draw.randint(*((1, 10), (11, 30), (31, 89), (90, 399), (400, 1999))[level - 1])
     if draw.random() < 0.5:
-        return _say(draw, chinese, ("Write {n} as a Roman numeral.", "{n} in Roman numerals?", "Convert {n} to Roman."),
-                    ("用罗马数字写出 {n}。", "{n} 的罗马数字是什么?"), n=n), roman(n)
-    return _say(draw, chinese, ("What number is the Roman numeral {r}?", "Convert {r} from Roman.", "{r} = ?"),
-                ("罗马数字 {r} 是多少?", "把罗马数字 {r} 写成数字。"), r=roman(n)), str(n)
+        return _say(
+            draw,
+            chinese,
+            ("Write {n} as a Roman numeral.", "{n} in Roman numerals?", "Convert {n} to Roman."),
+            ("用罗马数字写出 {n}。", "{n} 的罗马数字是什么?"),
+            n=n,
+        ), roman(n)
+    return _say(
+        draw,
+        chinese,
+        ("What number is the Roman numeral {r}?", "Convert {r} from Roman.", "{r} = ?"),
+        ("罗马数字 {r} 是多少?", "把罗马数字 {r} 写成数字。"),
+        r=roman(n),
+    ), str(n)
 
 
 def _sequence(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     step = draw.randint(*((1, 2), (2, 5), (3, 12), (11, 40), (2, 3))[level - 1])
     start = draw.randint(1, (10, 20, 50, 200, 9)[level - 1])
     if level == 5:
-        terms = [start * step**i for i in range(5)] if draw.random() < 0.5 else [start + step * i * (i + 1) // 2 for i in range(6)]
+        terms = (
+            [start * step**i for i in range(5)]
+            if draw.random() < 0.5
+            else [start + step * i * (i + 1) // 2 for i in range(6)]
+        )
     else:
         terms = [start + step * i for i in range(5)]
         if level >= 2 and draw.random() < 0.4:
             terms.reverse()
-    prompt = _say(draw, chinese,
-                  ("What comes next: {x}, ?", "Continue the sequence: {x}, ...", "Next number after {x}?"),
-                  ("下一个数是什么: {x}, ?", "找规律填数: {x}, ( )"), x=", ".join(map(str, terms[:-1])))
+    prompt = _say(
+        draw,
+        chinese,
+        ("What comes next: {x}, ?", "Continue the sequence: {x}, ...", "Next number after {x}?"),
+        ("下一个数是什么: {x}, ?", "找规律填数: {x}, ( )"),
+        x=", ".join(map(str, terms[:-1])),
+    )
     return prompt, str(terms[-1])
 
 
@@ -335,8 +494,11 @@ def _problem(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
         action = draw.randrange(4)
         if action == 0 or (action == 3 and (total > 30 or level < 3)):
             total += n
-            text += draw.choice((f"又买了{n}个,", f"{friend}又给了{n}个,")) if chinese else draw.choice(
-                (f"{name} buys {n} more. ", f"{friend} gives {name} {n} more. "))
+            text += (
+                draw.choice((f"又买了{n}个,", f"{friend}又给了{n}个,"))
+                if chinese
+                else draw.choice((f"{name} buys {n} more. ", f"{friend} gives {name} {n} more. "))
+            )
         elif action == 3:
             times = draw.randint(2, 3)
             total *= times
@@ -344,10 +506,16 @@ def _problem(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
         else:
             n = draw.randint(1, max(total - 1, 1)) if total > 1 else 1
             total -= n
-            text += draw.choice((f"用掉了{n}个,", f"送给{friend}{n}个,")) if chinese else draw.choice(
-                (f"{name} loses {n}. ", f"{name} gives {n} to {friend}. "))
-    question = draw.choice(("现在有几个?", f"{name}现在有多少{thing}?")) if chinese else draw.choice(
-        (f"How many {thing} does {name} have now?", f"How many {thing} are left with {name}?"))
+            text += (
+                draw.choice((f"用掉了{n}个,", f"送给{friend}{n}个,"))
+                if chinese
+                else draw.choice((f"{name} loses {n}. ", f"{name} gives {n} to {friend}. "))
+            )
+    question = (
+        draw.choice(("现在有几个?", f"{name}现在有多少{thing}?"))
+        if chinese
+        else draw.choice((f"How many {thing} does {name} have now?", f"How many {thing} are left with {name}?"))
+    )
     return text + question, str(total)
 
 
@@ -369,17 +537,39 @@ def _label(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     elif level == 2:
         text = f"这{topic}不{opposite}。" if chinese else f"The {topic} was not {opposite}."
     elif level == 3:
-        text = f"大家说这{topic}{opposite},我觉得它{word}。" if chinese else f"People call the {topic} {opposite}, but I found it {word}."
+        text = (
+            f"大家说这{topic}{opposite},我觉得它{word}。"
+            if chinese
+            else f"People call the {topic} {opposite}, but I found it {word}."
+        )
     elif level == 4:
-        text = (f"虽然{other}{opposite},但是这{topic}并不{opposite}。" if chinese
-                else f"While the {other} was {opposite}, the {topic} was not {opposite} at all.")
+        text = (
+            f"虽然{other}{opposite},但是这{topic}并不{opposite}。"
+            if chinese
+            else f"While the {other} was {opposite}, the {topic} was not {opposite} at all."
+        )
     else:
-        text = (f"我不同意说这{topic}{opposite}的人,也不觉得{other}{word}。" if chinese
-                else f"I disagree with those who say the {topic} was {opposite}, nor was the {other} {word}.")
+        text = (
+            f"我不同意说这{topic}{opposite}的人,也不觉得{other}{word}。"
+            if chinese
+            else f"I disagree with those who say the {topic} was {opposite}, nor was the {other} {word}."
+        )
     if chinese:
-        return _say(draw, True, (), ("判断对{t}的评价是正面还是负面: {x}", "{x} 对{t}的态度: 正面或负面?"), t=topic, x=text), ("正面" if good else "负面")
-    return _say(draw, False, ("Label the opinion of the {t} as positive or negative: {x}", "{x} Is the view of the {t} positive or negative?",
-                              "Sentiment about the {t}, positive or negative? {x}"), (), t=topic, x=text), ("positive" if good else "negative")
+        return _say(
+            draw, True, (), ("判断对{t}的评价是正面还是负面: {x}", "{x} 对{t}的态度: 正面或负面?"), t=topic, x=text
+        ), ("正面" if good else "负面")
+    return _say(
+        draw,
+        False,
+        (
+            "Label the opinion of the {t} as positive or negative: {x}",
+            "{x} Is the view of the {t} positive or negative?",
+            "Sentiment about the {t}, positive or negative? {x}",
+        ),
+        (),
+        t=topic,
+        x=text,
+    ), ("positive" if good else "negative")
 
 
 def _logic(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
@@ -402,8 +592,13 @@ def _logic(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
             groups[-1] = groups[-1] and value
         else:
             groups.append(value)
-    prompt = _say(draw, chinese, ("True or false: {x}", "Is this true? {x}", "Yes or no: {x}"),
-                  ("判断对错: {x}", "这是真的吗? {x}"), x=text)
+    prompt = _say(
+        draw,
+        chinese,
+        ("True or false: {x}", "Is this true? {x}", "Yes or no: {x}"),
+        ("判断对错: {x}", "这是真的吗? {x}"),
+        x=text,
+    )
     answer = any(groups)
     return prompt, ("是" if answer else "否") if chinese else ("yes" if answer else "no")
 
@@ -413,10 +608,14 @@ def _parity(draw: Draw, level: int, chinese: bool) -> tuple[str, str]:
     numbers = [_number(draw, digits) for _ in range(count)]
     even = draw.random() < 0.5
     kept = [n for n in numbers if (n % 2 == 0) == even]
-    prompt = _say(draw, chinese,
-                  ("Keep only the {w} numbers: {x}", "List the {w} numbers in {x}.", "Which of {x} are {w}?"),
-                  ("只留下{w}: {x}", "{x} 中哪些是{w}?"), w=("偶数" if even else "奇数") if chinese else ("even" if even else "odd"),
-                  x=" ".join(map(str, numbers)))
+    prompt = _say(
+        draw,
+        chinese,
+        ("Keep only the {w} numbers: {x}", "List the {w} numbers in {x}.", "Which of {x} are {w}?"),
+        ("只留下{w}: {x}", "{x} 中哪些是{w}?"),
+        w=("偶数" if even else "奇数") if chinese else ("even" if even else "odd"),
+        x=" ".join(map(str, numbers)),
+    )
     return prompt, " ".join(map(str, kept)) or ("无" if chinese else "none")
 
 

@@ -145,7 +145,7 @@ def test_a_target_out_of_reach_names_the_nearest(make_job: MakeJob) -> None:
 def test_a_policy_of_other_models_is_refused(make_job: MakeJob) -> None:
     rows = instructions(120)
     relaybatch.run(make_job(rows, input={"reference": "reference"}))
-    with pytest.raises(PolicyError, match="max_new_tokens|setting that changes its answers"):
+    with pytest.raises(PolicyError, match="setting that changes its answers"):
         relaybatch.run(make_job(rows, input={"reference": "reference"}, generation={"max_new_tokens": 5}), fresh=True)
 
 

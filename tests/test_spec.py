@@ -108,7 +108,7 @@ def test_set_changes_keys_by_path_and_tiers_by_name(tmp_path: Path) -> None:
     assert job.spec.quality.target == 0.5
     with pytest.raises(SpecError, match="neither a number nor a name"):
         load(tmp_path, GOOD, changes=["tiers.big.batch.max=64"])
-    with pytest.raises(SpecError, match="key.path=value"):
+    with pytest.raises(SpecError, match=r"key\.path=value"):
         load(tmp_path, GOOD, changes=["nothing"])
 
 

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 
 @contextmanager
 def quick_reading() -> Iterator[None]:
-    """Within this context `gguf.GGUFReader` is quick and reads each file once."""
+    """Within this context `gguf.GGUFReader` is quick, reads each file once, and transformers draws no bar for it."""
     import gguf
 
     library: Any = gguf
@@ -48,9 +49,17 @@ def quick_reading() -> Iterator[None]:
                 parts.append(self._bytes[start:at])
             return at - orig_offs, parts, list(range(2, 2 + count)), [kind.ARRAY, kind.STRING]
 
-    originals = gguf.GGUFReader, gguf.get_tensor_name_map
-    library.GGUFReader, library.get_tensor_name_map = cache(Reader), cache(gguf.get_tensor_name_map)
+    loader: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    replaced = [
+        (library, "GGUFReader", cache(Reader)),
+        (library, "get_tensor_name_map", cache(gguf.get_tensor_name_map)),
+        (loader, "tqdm", lambda items, **_: items),  # its bar draws even where there is no terminal
+    ]
+    originals = [(module, name, getattr(module, name)) for module, name, _ in replaced if hasattr(module, name)]
     try:
+        for module, name, quick in replaced:
+            setattr(module, name, quick)
         yield
     finally:
-        library.GGUFReader, library.get_tensor_name_map = originals
+        for module, name, original in originals:
+            setattr(module, name, original)
