@@ -113,10 +113,11 @@ def plan_leg(
     allowed, q, tried = allowed[free], quality[free], known.tried[free]
     cost = np.where(tried, 0.0, cost_usd[free])
     time = np.where(tried, 0.0, seconds[free])
-    wanted = goal.target if goal.target is not None else None
+    wanted = goal.target
     if goal.retain is not None:
-        # all-on-top is compared on all rows, so rows with nothing left to decide count on both sides
-        wanted = goal.retain * float(np.where(known.fixed == FREE, quality[:, -1], standing).mean())
+        # a row that cannot go to the top tier counts alike on both sides
+        fixed = quality[np.arange(rows), np.where(known.fixed == FREE, quality.shape[1] - 1, known.fixed)]
+        wanted = goal.retain * float(np.where(known.closed, standing, fixed).mean())
     settled = np.ones(rows, dtype=bool)
     settled[free] = False
     target = None if wanted is None else (wanted * rows - float(standing[settled].sum())) / len(free)

@@ -138,6 +138,7 @@ class Relay:
         self.tried = np.zeros((n, t), dtype=bool)
         self.evidence = np.full((n, t, len(EVIDENCE_NAMES)), np.nan, dtype=np.float32)
         self.sampled = np.zeros(n, dtype=bool)
+        self.refused = np.zeros(n, dtype=bool)
         self.texts: list[pl.Series | None] = [None] * t
 
     def run(self) -> Outcome:
@@ -286,13 +287,13 @@ class Relay:
 
     def _plan_anew(self, leg: str, tier: int) -> None:
         tiers = self.answered.shape[1]
-        known = Known(self.answered, self.tried, self.rows.fixed, self.sampled | self.unanswerable)
+        known = Known(self.answered, self.tried, self.rows.fixed, self.sampled | self.unanswerable | self.refused)
         prediction = self._predict()
         if prediction is None:
             # nothing was learned: free rows go to the top tier, and one tier higher where that is not possible
             last = tiers - 1
             go = np.where(self.rows.fixed == FREE, last, self.rows.fixed) == tier
-            rows = np.flatnonzero(go & ~self.unanswerable & ~self.tried[:, tier] & ~self.answered.any(axis=1))
+            rows = np.flatnonzero(go & ~known.closed & ~self.tried[:, tier] & ~self.answered.any(axis=1))
             self._record_plan(leg, tier, rows, {})
             return
         usd, wall = self._cost(prediction)
@@ -594,6 +595,8 @@ class Relay:
         good = (done["finish_reason"] != "error").to_numpy()
         self.tried[at, tier] = True
         self.answered[at, tier] = good
+        if self.spec.overlength == "error":
+            self.refused[at] |= (done["error_code"] == "overlength").fill_null(False).to_numpy()
         whole = pl.DataFrame({"row": np.arange(self.rows.requests.height, dtype=np.uint64)})
         text = whole.join(done.select("row", "text"), on="row", how="left", maintain_order="left")["text"]
         self.texts[tier] = text

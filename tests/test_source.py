@@ -136,7 +136,7 @@ def test_messages_and_templates(tmp_path: Path) -> None:
     assert found.requests["prompt"][0] == "s\nu"
     assert found.requests["messages"][0].to_list() == good
     assert found.requests["error_code"].to_list() == [None, *["messages_invalid"] * 5]
-    filled = [{"id": "a", "t": "T", "n": 3}, {"id": "b", "t": None, "n": 3}]
+    filled: list[dict[str, Any]] = [{"id": "a", "t": "T", "n": 3}, {"id": "b", "t": None, "n": 3}]
     found = from_jsonl(tmp_path, filled, template="{{{t}}} {n}")
     assert found.requests["prompt"].to_list() == ["{T} 3", None]
     assert found.requests["error_code"].to_list() == [None, "template_missing"]
