@@ -104,6 +104,11 @@ _PHRASES: dict[str, str] = {
     " 那么",
     "units": "km, cm, mm, kg, mg, ml, min, day, days, hour, hours, week, weeks, g, h, l, m, s, t, 天, 岁, 个, 倍",
     "english": "the, of, and, is, are, was, which, what, how, with, this, that, from, does, would",
+    "pluses": "plus, add, added, sum of, 加, 和",
+    "minuses": "minus, subtract, subtracted, away from, difference, 减, 差",
+    "times": "times, multiply, multiplied, product of, 7 x, 乘, 积",
+    "ratios": "divide, divided, ratio, quotient, percent, 除, 商",
+    "roman": "roman, 罗马",
     "weekdays": "monday, tuesday, wednesday, thursday, friday, saturday, sunday, 星期",
     "common": ", ".join(COMMON_WORDS.split()),
 }
@@ -153,13 +158,17 @@ _SIGNS: dict[str, str] = {
     "digits": "0123456789",
     "newlines": "\n",
     "commas": ",，、",
-    "quotes": '"“”「」',
+    "quotes": "\"“”「」",
     "brackets": "([{（【",
     "closing": ")]}）】",
     "operators": "-+*/×÷=<>^%",
     "punctuation": ".,;:!?。，；：！？、",
     "code_signs": "{};_\\`|&",
     "questions": "?？",
+    "plus_signs": "+",
+    "minus_signs": "-−",
+    "times_signs": "*×·",
+    "ratio_signs": "/÷%",
     "ends": ".!?。！？",
     "full_width_ends": "。！？",
     "roman_letters": "IVXLCDM",
@@ -187,12 +196,13 @@ _LEXICON: dict[str, str] = {
 }
 
 FEATURE_NAMES: tuple[str, ...] = (
-    "characters_log", "tokens_log", "words", "sentences", "sentence_length", "word_length", "rare_share", "diversity",
-    "digit_share", "longest_number", "largest_number_log", "second_number_log", "nesting", "answer_length", "turns",
-    "list_items", "digits", "numbers", "long_numbers", "commas", "quotes", "brackets", "operators", "arithmetic",
-    "punctuation", "symbols", "code_signs", "uppercase", "newlines", "questions", "negations", "comparatives",
-    "conjunctions", "units", "dates", "roman", "single_letters", "options", "latin", "han", "kana", "hangul",
-    "cyrillic", "arabic", *(f"asks_{c}" for c in CUES), *(f"code_{c}" for c in CODE), *(f"domain_{d}" for d in DOMAINS),
+    "characters_log", "tokens_log", "words", "sentences", "sentence_length", "word_length", "rare_share",
+    "diversity", "digit_share", "longest_number", "largest_number_log", "second_number_log", "nesting",
+    "answer_length", "turns", "list_items", "digits", "numbers", "long_numbers", "commas", "quotes", "brackets",
+    "operators", "arithmetic", "pluses", "minuses", "times", "ratios", "punctuation", "symbols", "code_signs",
+    "uppercase", "newlines", "questions", "negations", "comparatives", "conjunctions", "units", "dates",
+    "roman", "single_letters", "options", "latin", "han", "kana", "hangul", "cyrillic", "arabic",
+    *(f"asks_{c}" for c in CUES), *(f"code_{c}" for c in CODE), *(f"domain_{d}" for d in DOMAINS),
 )  # fmt: skip
 LABEL_NAMES: tuple[str, ...] = (
     "characters", "tokens_estimated", "words", "sentences", "numbers", "language", "code_language", "domain",
@@ -481,12 +491,14 @@ def _measures(prompts: pl.Series, characters: Ints) -> Counts:
     for name, (words, marks, _) in CODE.items():
         has_words, has_marks = found[f"words_{name}"] > 0, found[f"signs_{name}"] > 0
         found[f"code_{name}"] = (has_words | (not words)) & (has_marks | (not marks))
-    found["code_signs"] = found["code_signs"] + found["sign_pairs"]
+    also = {"code_signs": "sign_pairs", "pluses": "plus_signs", "minuses": "minus_signs", "times": "times_signs",
+            "ratios": "ratio_signs", "roman": "roman_numerals", "domain_maths": "arithmetic", "dates": "weekdays"}
+    for name, more in also.items():
+        found[name] = found[name] + found[more]
     for name in CUES:
         found[f"asks_{name}"] = found[f"asks_{name}"] > 0
     found["asks_calculate"] |= found["arithmetic"] > 0
     found["asks_question"] |= found["questions"] > 0
-    found["domain_maths"] = found["domain_maths"] + found["arithmetic"]
     cjk, pieces = found["han"] + found["kana"] + found["hangul"], found["words"]
     spelt = np.maximum(pieces - found["ideographs"] - text.per_row(text.word_row[text.is_number]), 0)
     # Latin text has about four characters a token, Chinese somewhat over one, digits and signs one each
@@ -618,7 +630,7 @@ def _letters(text: _Text) -> Counts:
     return {
         "single_letters": text.per_row(text.row[alone[(letter >= ord("a")) & (letter <= ord("z"))]]),
         "options": text.per_row(text.row[option]),
-        "roman": text.per_row(text.row[start[roman]]),
+        "roman_numerals": text.per_row(text.row[start[roman]]),
     }
 
 
