@@ -320,8 +320,8 @@ class _Kinds:
     """Named sets, and the kinds of what is in them: things that are in the same sets are of one kind."""
 
     names: tuple[str, ...]
-    member: NDArray[np.float64]
-    """(kinds, sets), 0 or 1."""
+    member: Bools
+    """(kinds, sets)."""
 
     @classmethod
     def of(cls, sets: Mapping[str, Bools]) -> tuple[_Kinds, Kind]:
@@ -329,18 +329,19 @@ class _Kinds:
         inside = np.stack(list(sets.values()), axis=1)
         shifts = np.arange(len(sets), dtype=np.uint64)[::-1]
         alike, kind = np.unique((inside.astype(np.uint64) << shifts).sum(axis=1, dtype=np.uint64), return_inverse=True)
-        member = (alike[:, None] >> shifts) & np.uint64(1)
-        return cls(tuple(sets), member.astype(np.float64)), kind.astype(np.uint8)
+        member = (alike[:, None] >> shifts) & np.uint64(1) > 0
+        return cls(tuple(sets), member), kind.astype(np.uint8)
 
     def tally(self, row: Ints, kind: Kind, rows: int) -> Counts:
         """For each set, how many things every row has in it."""
         kinds = len(self.member)
-        counts = np.bincount(row * kinds + kind, minlength=rows * kinds).reshape(rows, kinds) @ self.member
-        return {name: counts[:, i] for i, name in enumerate(self.names)}
+        counts = np.bincount(kind.astype(np.int64) * rows + row, minlength=rows * kinds).reshape(kinds, rows)
+        # sums of a few kinds each: a matrix product would wake the threads of BLAS for every chunk
+        return {name: counts[inside].sum(axis=0) for name, inside in zip(self.names, self.member.T, strict=True)}
 
     def within(self, name: str) -> Bools:
         """(kinds,): is the kind in this set?"""
-        return np.asarray(self.member[:, self.names.index(name)] > 0)
+        return self.member[:, self.names.index(name)]
 
 
 @dataclass(frozen=True)
@@ -391,7 +392,7 @@ class _Text:
     """A chunk of prompts as one array of code points, each prompt with a line end behind it, and its words.
 
     By character: `code` (`padded` has one line end more on both sides), `kind`, `row`, and its neighbours' kinds
-    `before` and `after`. By word: `start`, `length`, `word_row`, and `key`, equal for equal words.
+    `before` and `after`; `signs`: where signs stand. By word: `start`, `length`, `word_row`, and `key`, equal for equal words.
     """
 
     def __init__(self, texts: pl.Series) -> None:
@@ -407,13 +408,12 @@ class _Text:
         lengths = texts.str.len_chars().to_numpy().astype(np.int64) + 1
         self.row = np.repeat(np.arange(self.rows), lengths)
         self.line_end = np.cumsum(lengths) - 1
+        self.signs = np.flatnonzero(self.kind < chars.space)
 
-        inside = self.kind >= chars.letter
-        inside &= (self.before < chars.letter) | (self.kind >= chars.ideograph) | (self.before >= chars.ideograph)
-        self.start = np.flatnonzero(inside)
-        inside = self.kind >= chars.letter
-        inside &= (self.after < chars.letter) | (self.kind >= chars.ideograph) | (self.after >= chars.ideograph)
-        self.length = np.flatnonzero(inside) + 1 - self.start
+        part, alone = kind >= chars.letter, kind >= chars.ideograph
+        outside = ~part | alone
+        self.start = np.flatnonzero(part[1:-1] & (outside[:-2] | alone[1:-1]))
+        self.length = np.flatnonzero(part[1:-1] & (outside[2:] | alone[1:-1])) + 1 - self.start
         self.word_row = self.row[self.start]
         power, inverse = _powers()
         key = chars.key[code[1:-1]]
@@ -551,9 +551,9 @@ def _distinct_words(text: _Text) -> NDArray[np.float64]:
 def _numbers(text: _Text) -> Counts:
     """Runs of digits: how many, how long, how large; dates, and signs of arithmetic between numbers."""
     chars, code = text.characters, text.padded
-    is_digit = (text.kind >= chars.digit) & (text.kind < chars.ideograph)
-    start = np.flatnonzero(is_digit & ~((text.before >= chars.digit) & (text.before < chars.ideograph)))
-    stop = np.flatnonzero(is_digit & ~((text.after >= chars.digit) & (text.after < chars.ideograph))) + 1
+    digits = np.flatnonzero((text.kind >= chars.digit) & (text.kind < chars.ideograph))
+    start = digits[np.flatnonzero(np.diff(digits, prepend=-2) > 1)]
+    stop = digits[np.flatnonzero(np.diff(digits, append=len(text.kind) + 1) > 1)] + 1
     length, row = stop - start, text.row[start]
     value = np.zeros(len(start))
     for place in range(min(int(length.max(initial=0)), 18)):
@@ -570,8 +570,7 @@ def _numbers(text: _Text) -> Counts:
     fraction = (code[start] == ord(".")) & _is_digit(code[start - 1])
     date = np.flatnonzero((length[:-2] == 4) & (length[1:-1] == 2) & (length[2:] == 2) & (start[2:] - start[:-2] == 8)
                           & (text.code[stop[:-2]] == ord("-")) & (text.code[stop[1:-1]] == ord("-")))  # fmt: skip
-    operators = np.flatnonzero(text.kind < chars.space)
-    operators = operators[chars.kinds.within("operators")[text.kind[operators]]]
+    operators = text.signs[chars.kinds.within("operators")[text.kind[text.signs]]]
     left, right = code[operators], code[operators + 2]
     left = np.where(left == BLANK, code[operators - 1], left)
     right = np.where(right == BLANK, code[np.minimum(operators + 3, len(code) - 1)], right)
@@ -595,8 +594,7 @@ def _is_digit(code: NDArray[np.uint32]) -> Bools:
 def _signs(text: _Text) -> Counts:
     """Sentences, at least 1: they end at a sign before a space, a full-width sign or a line end; pairs like `==`."""
     chars, kinds = text.characters, text.characters.kinds
-    signs = np.flatnonzero(text.kind < chars.space)
-    kind, after = text.kind[signs], text.after[signs]
+    signs, kind, after = text.signs, text.kind[text.signs], text.after[text.signs]
     before_space = (after >= chars.space) & (after < chars.letter)
     ends = signs[kinds.within("full_width_ends")[kind] | (kinds.within("ends")[kind] & before_space)]
     lines = np.flatnonzero(text.code == LINE_END)
@@ -638,7 +636,7 @@ def _nesting(text: _Text) -> NDArray[np.float64]:
     """The most brackets that are open at once in each row, at most 10; a bracket that closes nothing is not counted."""
     kinds, most = text.characters.kinds, np.zeros(text.rows)
     step = kinds.within("brackets").astype(np.int64) - kinds.within("closing")
-    places = np.flatnonzero(step[text.kind])
+    places = text.signs[step[text.kind[text.signs]] != 0]
     if not len(places):
         return most
     row, steps = text.row[places], step[text.kind[places]]
