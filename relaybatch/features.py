@@ -158,7 +158,7 @@ _SIGNS: dict[str, str] = {
     "digits": "0123456789",
     "newlines": "\n",
     "commas": ",，、",
-    "quotes": "\"“”「」",
+    "quotes": '"“”「」',
     "brackets": "([{（【",
     "closing": ")]}）】",
     "operators": "-+*/×÷=<>^%",
@@ -491,8 +491,16 @@ def _measures(prompts: pl.Series, characters: Ints) -> Counts:
     for name, (words, marks, _) in CODE.items():
         has_words, has_marks = found[f"words_{name}"] > 0, found[f"signs_{name}"] > 0
         found[f"code_{name}"] = (has_words | (not words)) & (has_marks | (not marks))
-    also = {"code_signs": "sign_pairs", "pluses": "plus_signs", "minuses": "minus_signs", "times": "times_signs",
-            "ratios": "ratio_signs", "roman": "roman_numerals", "domain_maths": "arithmetic", "dates": "weekdays"}
+    also = {
+        "code_signs": "sign_pairs",
+        "pluses": "plus_signs",
+        "minuses": "minus_signs",
+        "times": "times_signs",
+        "ratios": "ratio_signs",
+        "roman": "roman_numerals",
+        "domain_maths": "arithmetic",
+        "dates": "weekdays",
+    }
     for name, more in also.items():
         found[name] = found[name] + found[more]
     for name in CUES:

@@ -45,6 +45,10 @@ class TierCard(BaseModel):
     """Hash of the model's files and of the settings that change its answers."""
     profile: TierProfile
     """Its speed on the machine that learned the policy."""
+    template_tokens: float = 0.0
+    """Prompt tokens that a row has beside its own text, such as the chat template's."""
+    tokens_per_estimate: float = 1.0
+    """Prompt tokens for each token that the features estimate."""
 
 
 class PolicyCard(BaseModel):

@@ -148,6 +148,7 @@ class Relay:
             for tier in range(len(self.tiers)):
                 chosen = self.plan(tier)
                 self.leg(f"relay/{self.tiers[tier].name}", tier, chosen)
+                self._absorb(tier)
             self.rescue()
             return self.outcome()
         finally:
@@ -168,9 +169,10 @@ class Relay:
             self.policy = policies.load(self.job.policy_root, version)
             self._require(self.policy)
         for tier in range(len(self.tiers)):
-            if self.journal.plan(self._sample_leg(tier)) is not None:
+            sample = self.journal.plan(self._sample_leg(tier))
+            if sample is not None:
                 self._absorb(tier)
-                self.sampled |= self.tried[:, tier]
+                self.sampled[sample["row"].to_numpy().astype(np.int64)] = True
 
     def _calibrate(self) -> str | None:
         """Send a sample through every tier, top tier first, and learn a policy from it; None: too few rows."""
@@ -187,6 +189,7 @@ class Relay:
             if self.journal.plan(leg) is None:
                 self._record_plan(leg, tier, rows, {})
             self.leg(leg, tier, rows)
+        # cheapest first, whatever order they ran in: an answer is compared with the cheaper ones
         for tier in range(len(self.tiers)):
             self._absorb(tier)
         began = time.monotonic()
@@ -232,7 +235,13 @@ class Relay:
         for t, tier in enumerate(self.tiers):
             done = batches.filter((pl.col("tier") == t) & pl.col("leg").str.starts_with("calibrate/"))
             profile = fit_profile(done["seconds"], done["prompt_tokens"], done["output_tokens"], done["rows"])
-            cards.append(TierCard(name=tier.name, model=tier.model, fingerprint=self._fingerprint(t), profile=profile))
+            base, slope = _line(
+                self.rows.tokens_estimated[rows], taken[t]["input_tokens"].to_numpy().astype(np.float64)
+            )
+            cards.append(TierCard(
+                name=tier.name, model=tier.model, fingerprint=self._fingerprint(t), profile=profile,
+                template_tokens=base, tokens_per_estimate=slope,
+            ))  # fmt: skip
         card = PolicyCard(
             created=policies.utc_now(), features_version=feature_room.FEATURES_VERSION,
             feature_names=feature_room.FEATURE_NAMES, grading=self._grading_text(), tiers=tuple(cards),
@@ -357,8 +366,13 @@ class Relay:
         """USD and seconds (N, T) by the tiers' profiles."""
         profiles = self._profiles()
         length = prediction.output_tokens
-        wall = seconds(self.rows.tokens_estimated, length, profiles)
-        return cost_usd(self.rows.tokens_estimated, length, wall, self.prices), wall
+        assert self.policy is not None
+        cards = self.policy.card.tiers
+        prompt = np.stack(
+            [c.template_tokens + c.tokens_per_estimate * self.rows.tokens_estimated for c in cards], axis=1
+        )
+        wall = seconds(prompt, length, profiles)
+        return cost_usd(prompt, length, wall, self.prices), wall
 
     def _profiles(self) -> list[TierProfile]:
         assert self.policy is not None
@@ -405,14 +419,13 @@ class Relay:
     # -- running ------------------------------------------------------------------------------------------------
 
     def leg(self, leg: str, tier: int, rows: NDArray[np.int64]) -> None:
-        """Run rows through a tier in batches, each recorded when it is finished; then take in what they showed."""
+        """Run rows through a tier in batches, each recorded when it is finished."""
         if not self.journal.finished(leg):
             if len(rows):
                 self._run_leg(leg, tier, rows)
             self.journal.record_event("routing", seconds=self.routing_seconds, detail=leg)
             self.routing_seconds = 0.0
             self.journal.finish_leg(leg)
-        self._absorb(tier)
 
     def _run_leg(self, leg: str, tier: int, rows: NDArray[np.int64]) -> None:
         plan = self.journal.plan(leg)
@@ -425,16 +438,18 @@ class Relay:
         finished = int(sum(b["rows"] for b in self.journal.batches().filter(pl.col("leg") == leg).to_dicts()))
         if finished == len(planned):
             return
+        least = self._least_usd()
         engine = self._use(tier)
         self.progress.start(leg, len(planned), finished)
         try:
             for position, requests in self._batches(engine, leg, tier, planned):
+                index = np.array([r.row for r in requests])
+                least[index] = 0.0
                 if position in done:
                     continue
                 self.stop.check()
-                index = np.array([r.row for r in requests])
                 expected = float(forecast[index].sum())
-                if not self._affordable(expected):
+                if not self._affordable(expected, float(least.sum())):
                     self._warn(f"leg {self.tiers[tier].name}: the budget was reached, the rest goes to cheaper answers")
                     break
                 result = engine.generate(requests, sampling_of(self.job))
@@ -519,18 +534,30 @@ class Relay:
             for c, s, u in zip(result.completions, share, usd, strict=True)
         ])  # fmt: skip
 
-    def _affordable(self, expected: float) -> bool:
-        """Whether a batch can start without breaking the budget, by its forecast and how forecasts have held so far."""
+    def _affordable(self, expected: float, reserve: float) -> bool:
+        """Whether a batch can start without breaking the budget, by its forecast and how forecasts have held so far.
+
+        `reserve`: USD that the cheapest tier would take for the rows still without an answer.
+        """
         budget = self.spec.budget_usd
         if budget is None:
             return True
         batches = self.journal.batches()
-        forecast = float(batches["forecast_usd"].sum())
         known = batches.filter(pl.col("forecast_usd") > 0)
+        forecast = float(known["forecast_usd"].sum())
         factor = max(float(known["cost_usd"].sum()) / forecast, 1.0) if forecast > 0 else 1.0
         if expected == 0 and batches.height:
             expected = float(batches["cost_usd"].tail(5).max())  # type: ignore[arg-type]
-        return self.journal.spent_usd() + expected * factor <= budget
+        return self.journal.spent_usd() + (expected + reserve) * factor <= budget
+
+    def _least_usd(self) -> Floats:
+        """USD (N,) by forecast of the cheapest tier's answer for rows that have none; 0 where nothing was learned."""
+        least = np.zeros(self.rows.requests.height)
+        prediction = self._predict() if self.spec.budget_usd is not None else None
+        if prediction is not None:
+            open_rows = ~self.answered.any(axis=1) & ~self.unanswerable & ~self.refused
+            least[open_rows] = self._cost(prediction)[0][open_rows, 0]
+        return least
 
     def rescue(self) -> None:
         """When a budget left rows without any answer, give them to the cheapest tier as far as it goes."""
@@ -547,6 +574,7 @@ class Relay:
         plan = self.journal.plan(leg)
         assert plan is not None
         self.leg(leg, 0, plan["row"].to_numpy().astype(np.int64))
+        self._absorb(0)
 
     def _use(self, tier: int) -> Engine:
         """The tier's engine; the one in use is let go first unless it is the same."""
@@ -689,6 +717,14 @@ class Relay:
             answers, None if quality is None else quality[:, top], usd, self.tried[:, top], self.sampled, self.policy,
             tuple(self.warnings),
         )  # fmt: skip
+
+
+def _line(x: Floats, y: Floats) -> tuple[float, float]:
+    """Intercept and slope, neither negative, of y over x; the line keeps the mean of y."""
+    spread = float(np.var(x))
+    slope = max(float(np.cov(x, y, bias=True)[0, 1]) / spread, 0.0) if spread > 0 else 0.0
+    base = float(y.mean()) - slope * float(x.mean())
+    return (base, slope) if base >= 0 else (0.0, float(y.mean()) / max(float(x.mean()), 1e-9))
 
 
 def _has_cuda() -> bool:

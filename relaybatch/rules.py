@@ -170,7 +170,9 @@ class _Compiler:
 
     def _within(self, term: _Term, node: ast.expr) -> pl.Expr:
         if not isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            raise _Refusal(f'behind `in` stands a list of constants, not {_source(node)}; for a part of a text: contains(…, "…")')
+            raise _Refusal(
+                f'behind `in` stands a list of constants, not {_source(node)}; for a part of a text: contains(…, "…")'
+            )
         items = [_constant(item) for item in node.elts]
         for item in items:
             _require_alike(term, item)
@@ -179,7 +181,9 @@ class _Compiler:
     def _call(self, function: str, arguments: Sequence[ast.expr], shown: str) -> _Term:
         if function not in FUNCTIONS:
             near = difflib.get_close_matches(function, FUNCTIONS, n=1)
-            raise _Refusal(f"unknown function `{function}`; {'nearest' if near else 'known'}: {', '.join(near or FUNCTIONS)}")
+            raise _Refusal(
+                f"unknown function `{function}`; {'nearest' if near else 'known'}: {', '.join(near or FUNCTIONS)}"
+            )
         wanted = 1 if function == "len" else 2
         if len(arguments) != wanted:
             raise _Refusal(f"{function} takes {wanted} argument{'s' * (wanted > 1)}, not {len(arguments)}: {shown}")
@@ -193,7 +197,7 @@ class _Compiler:
         match arguments[1]:
             case ast.Constant(value=str(sought)):
                 return _Term(_search(function, term.expr, sought).fill_null(False), "truth", shown)
-        raise _Refusal(f'the second argument of {function} is a text in quotes, not {_source(arguments[1])}')
+        raise _Refusal(f"the second argument of {function} is a text in quotes, not {_source(arguments[1])}")
 
 
 def _constant(node: ast.expr) -> _Term:
@@ -205,9 +209,13 @@ def _constant(node: ast.expr) -> _Term:
             return _Term(pl.lit(text), "text", shown)
         case ast.Constant(value=int() | float() as number):
             return _Term(_literal(number), "number", shown)
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if type(number) is not bool:
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)) if (
+            type(number) is not bool
+        ):
             return _Term(_literal(-number), "number", shown)
-        case ast.UnaryOp(op=ast.UAdd(), operand=ast.Constant(value=int() | float() as number)) if type(number) is not bool:
+        case ast.UnaryOp(op=ast.UAdd(), operand=ast.Constant(value=int() | float() as number)) if (
+            type(number) is not bool
+        ):
             return _Term(_literal(number), "number", shown)
         case ast.Constant(value=None):
             raise _Refusal("None is no value here: a comparison with a missing value is false")
@@ -239,7 +247,9 @@ def _require_alike(one: _Term, other: _Term) -> None:
         if term.kind in ("list", "other"):
             raise _Refusal(f"{term.shown} is {WORDS[term.kind]}: only text, numbers and true or false are compared")
     if one.kind != other.kind:
-        raise _Refusal(f"{one.shown} is {WORDS[one.kind]}, but {other.shown} is {WORDS[other.kind]}: they are never equal")
+        raise _Refusal(
+            f"{one.shown} is {WORDS[one.kind]}, but {other.shown} is {WORDS[other.kind]}: they are never equal"
+        )
 
 
 def _source(node: ast.AST) -> str:

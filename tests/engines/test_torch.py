@@ -215,7 +215,7 @@ def test_a_batch_too_large_is_halved(
     llama: Path, engine: Engine, answer: Answer, error: Callable[[], BaseException]
 ) -> None:
     tight, held = _tight(llama, 4, error)
-    prompts = (PROMPTS * 3)[:20]
+    prompts = (PROMPTS * 2)[:10]
     tokens = tight.tokenize(prompts, prompt_format="plain")
     result = tight.generate([EngineRequest(i, ids, 9) for i, ids in enumerate(tokens)], Sampling())
     assert [key(c) for c in result.completions] == [key(c) for c in answer(engine, prompts, 9)]
