@@ -292,7 +292,8 @@ def _computed(texts: pl.Series) -> Counts:
     for name, (_, _, pattern) in CODE.items():
         code = found[f"code_{name}"]
         rows = np.flatnonzero(code)
-        code[rows] = texts.gather(rows).str.slice(0, LONGEST).str.contains(pattern).to_numpy()
+        if len(rows):
+            code[rows] = texts.gather(rows).str.slice(0, LONGEST).str.contains(pattern).to_numpy()
     return found
 
 
@@ -608,11 +609,13 @@ def _signs(text: _Text) -> Counts:
     lines = np.flatnonzero(text.code == LINE_END)
     lines = lines[(text.line_end[text.row[lines]] != lines) & ~kinds.within("newlines")[text.before[lines]]
                   & ~kinds.within("ends")[text.before[lines]]]  # fmt: skip
+    last = text.before[text.line_end]
+    unfinished = ~kinds.within("ends")[last] & ((last < chars.space) | (last >= chars.letter))
     first, second = text.code[signs], text.padded[signs + 2]
     both = [(first == ord(pair[0])) & (second == ord(pair[1])) for pair in ("==", "!=", "->", "=>", "::")]
     pairs = signs[np.logical_or.reduce(both)]
     return {
-        "sentences": np.maximum(text.per_row(text.row[ends]) + text.per_row(text.row[lines]), 1),
+        "sentences": np.maximum(text.per_row(text.row[ends]) + text.per_row(text.row[lines]) + unfinished, 1),
         "sign_pairs": text.per_row(text.row[pairs]),
     }
 
