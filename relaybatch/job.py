@@ -226,15 +226,15 @@ def _describe(job: spec.Job, instructions: Instructions, began: float) -> tuple[
             f" ladder ({', '.join(names)}); {unknown.height:,} rows name an unknown tier",
             hint="name a tier of the job, or leave the column null",
         )
-    labelled = features.labels(requests)
-    frame = features.extract(requests)
+    frame, labelled = features.describe(requests)
     index = {name: t for t, name in enumerate(names)}
     pins = requests["tier"].replace_strict(index, default=None, return_dtype=pl.Int32)
     if job.spec.rules:
         from relaybatch import rules
 
-        carried = instructions.carried.select(c for c in instructions.carried.columns if c not in labelled.columns)
-        both = pl.concat([labelled, carried], how="horizontal")
+        # a user's own column counts before a label of the same name
+        own = labelled.select(c for c in labelled.columns if c not in instructions.carried.columns)
+        both = pl.concat([own, instructions.carried], how="horizontal")
         by_rule = rules.apply_rules(both, [(rule.when, rule.tier) for rule in job.spec.rules])
         ruled = by_rule.replace_strict(index, default=None, return_dtype=pl.Int32)
     else:
@@ -251,18 +251,27 @@ def _describe(job: spec.Job, instructions: Instructions, began: float) -> tuple[
 
 
 def _check_input(job: spec.Job) -> list[str]:
-    from relaybatch.source import columns
+    from relaybatch import features
+    from relaybatch.rules import compile_rule
+    from relaybatch.source import REQUESTS, head
 
     options = _input_options(job)
     try:
-        found = columns(options)
+        found = head(options)
+        named = options.named
     except InputError as error:
         return [f"{job.at('input', 'path')}: {error}"]
     problems = []
-    for key in ("prompt", "messages", "id", "reference", "tier", "max_new_tokens", "conversation", "priority"):
-        name = getattr(options, key)
-        if name is not None and found and name not in found:
-            problems.append(f"{job.at('input', key)}: `input.{key}`: no column `{name}`{spec.nearest(name, found)}")
+    for key, name in named.items():
+        if found.width and name not in found.columns:
+            where = job.at("input", key.partition(" ")[0])
+            problems.append(f"{where}: `input.{key}`: no column `{name}`{spec.nearest(name, found.columns)}")
+    schema = dict(features.labels(REQUESTS.to_frame()).schema) | dict(found.schema)
+    for i, rule in enumerate(job.spec.rules):
+        try:
+            compile_rule(rule.when, schema)
+        except SpecError as error:
+            problems.append(f"{job.at('rules', i, 'when')}: {error}")
     return problems
 
 

@@ -138,19 +138,20 @@ def read(options: InputOptions) -> Instructions:
     return Instructions(requests, carried, texts, rejects, hasher.hexdigest(), tuple(names))
 
 
-def columns(options: InputOptions) -> list[str]:
-    """Column names by a look at the first file that has any: a Parquet file's schema, or the first lines of JSONL.
+def head(options: InputOptions) -> pl.DataFrame:
+    """The columns and their types by a look at the first file that has any: a Parquet file's schema, the first lines
+    of JSONL.
 
     Raises InputError: no file matches, or it cannot be read.
     """
     for path, kind in _files(options):
         if kind == "parquet":
-            return [str(name) for name in _open_parquet(path).schema_arrow.names]
+            return _frame(_open_parquet(path).schema_arrow.empty_table())
         for chunk in read_chunks(path, lambda _: None):
             if chunk.height:
-                return list(chunk.columns)
+                return pl.DataFrame(list(chunk.columns.values()))
             break
-    return []
+    return pl.DataFrame()
 
 
 # -- files --------------------------------------------------------------------------------------------------------

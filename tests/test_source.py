@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from relaybatch.errors import InputError
-from relaybatch.source import InputOptions, Instructions, columns, read
+from relaybatch.source import InputOptions, Instructions, head, read
 
 
 def jsonl(path: Path, data: bytes | str | list[dict[str, Any]]) -> str:
@@ -213,7 +213,7 @@ def test_missing_columns_and_files_are_named(tmp_path: Path) -> None:
 def test_empty_files_give_empty_frames(tmp_path: Path) -> None:
     found = from_jsonl(tmp_path, b"")
     assert found.requests.height == 0
-    assert columns(InputOptions(paths=(str(tmp_path / "in.jsonl"),), prompt="prompt")) == []
+    assert head(InputOptions(paths=(str(tmp_path / "in.jsonl"),), prompt="prompt")).columns == []
 
 
 def test_the_fingerprint_is_that_of_the_content(tmp_path: Path) -> None:

@@ -64,12 +64,15 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
             f"forecast  {usd(report.forecast_usd)} for the rows routed, actual {usd(report.forecast_actual_usd)}",
             markup=False,
         )
-    measured = f", measured {number(quality.measured)} on {quality.graded_rows:,} rows" if quality.graded_rows else ""
-    line(
-        f"quality   forecast {number(quality.forecast)}{measured}; all on top forecast {number(quality.top_forecast)},"
-        f" retained {share(quality.retained_forecast)}",
-        markup=False,
-    )
+    measured = f"measured {number(quality.measured)} on {quality.graded_rows:,} rows" if quality.graded_rows else ""
+    if quality.forecast is not None:
+        line(
+            f"quality   forecast {number(quality.forecast)}{', ' * bool(measured)}{measured}; all on top forecast"
+            f" {number(quality.top_forecast)}, retained {share(quality.retained_forecast)}",
+            markup=False,
+        )
+    elif measured:
+        line(f"quality   {measured}", markup=False)
     learned = "learned in this run" if report.policy_learned else "from an earlier run"
     line(
         f"routing   {report.routing_seconds:.2f} s, {share(report.routing_share)} of inference;"
