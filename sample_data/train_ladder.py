@@ -259,7 +259,8 @@ def export(name: str, model: LlamaForCausalLM, tokenizer: Any) -> None:
 def answers(folder: Path, prompts: list[str], batch: int = 256) -> list[str]:
     """Greedy float32 answers of a model to prompts, in order."""
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    load: Any = AutoModelForCausalLM.from_pretrained
+    model = load(folder, dtype=torch.float32).eval()
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts = [""] * len(prompts)
     for start in range(0, len(order), batch):
