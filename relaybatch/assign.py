@@ -9,6 +9,7 @@ Sources: Fisher (1981), The Lagrangian Relaxation Method for Solving Integer Pro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,13 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Choice = NDArray[np.int32]
 SLACK = 1e-9  # relative room for rounding when a constraint is checked
-BISECTIONS = 40
+BISECTIONS = 100
 CYCLES = 12
 REPAIRS = 40
-SUBSET = 20_000
+SAMPLE = 20_000  # rows that find the multipliers roughly, and rows that are repaired, of very many
+PAIRED = 800  # rows × tiers up to which pairs of moves are tried
+EXCHANGES = 50
+NEAR = 0.03  # how far from the sample's a multiplier is sought first, as a share
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,14 @@ class _Constraint:
         else:
             score[:, self.column] -= price * self.use
 
+    def table(self, tiers: int) -> Floats:
+        """Use (N, T) of every row on every tier."""
+        return np.stack([self.to(t) for t in range(tiers)], axis=1)
+
+    def of_rows(self, rows: Any, share: float = 1.0, used: float = 0.0) -> _Constraint:
+        """The constraint on some of the rows, with a share of the limit and without what the others have used."""
+        return _Constraint(self.name, self.use[rows], self.limit * share - used, self.column)
+
     @property
     def room(self) -> float:
         return self.limit + SLACK * max(1.0, abs(self.limit))
@@ -119,26 +131,27 @@ def assign(
     c = np.asfortranarray(cost_usd, dtype=np.float64)
     s = np.zeros_like(c) if seconds is None else np.asfortranarray(seconds, dtype=np.float64)
     rows = len(q)
-    if allowed is not None and not allowed.any(axis=1).all():
-        raise ValueError(f"row {int(np.flatnonzero(~allowed.any(axis=1))[0])} has no allowed tier")
     if rows == 0:
         return Assignment(np.empty(0, np.int32), 0.0, 0.0, 0.0, 0.0, 0.0)
+    barred = None if allowed is None else np.asfortranarray(~allowed)
+    if barred is not None:
+        if barred.all(axis=1).any():
+            raise ValueError(f"row {int(np.flatnonzero(barred.all(axis=1))[0])} has no allowed tier")
+        q, c, s = (np.where(barred, 0.0, values) for values in (q, c, s))
+    for name, values in (("quality", q), ("cost_usd", c), ("seconds", s)):
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} of row {int(np.argwhere(~np.isfinite(values))[0][0])} is not a number")
     least_cost = limits.min_quality is not None
     constraints = _constraints(q, c, s, limits, rows)
     objective = -c if least_cost else q.copy()
     # of options alike in the objective, the cheaper one; too small to matter for any other choice
     tie = q if least_cost else -c
-    objective = objective + tie * (1e-10 * max(float(np.ptp(objective)), 1e-30) / max(float(np.abs(tie).max()), 1e-30))
-    barred = None if allowed is None else np.asfortranarray(~allowed)
-    for one in constraints:
-        _require_possible(one, barred, limits, rows)
-    choice, prices = _dual(objective, constraints, barred)
-    choice = _repair(objective, constraints, barred, choice, prices)
-    broken = [one for one in constraints if one.total(choice) > one.room]
-    if broken:
-        _raise_infeasible(broken, choice, q, c, s, limits, allowed)
-    score = _score(objective, constraints, prices, barred)
-    dual = float(score.max(axis=1).sum()) + sum(p * one.limit for p, one in zip(prices, constraints, strict=True))
+    objective += tie * (1e-10 * max(float(np.ptp(objective)), 1e-30) / max(float(np.abs(tie).max()), 1e-30))
+    if barred is not None:
+        objective[barred] = -np.inf
+    choice, prices = _solve(objective, constraints)
+    dual = float(_best(_score(objective, constraints, prices)).sum())
+    dual += sum(p * one.limit for p, one in zip(prices, constraints, strict=True))
     at = np.arange(rows)
     primal = float(objective[at, choice].sum())
     gap = max(dual - primal, 0.0) / max(abs(primal), 1e-12) if dual - primal > SLACK * abs(primal) else 0.0
@@ -166,18 +179,40 @@ def _constraints(q: Floats, c: Floats, s: Floats, limits: Limits, rows: int) -> 
     return found
 
 
-def _score(objective: Floats, constraints: list[_Constraint], prices: Floats, barred: Bools | None) -> Floats:
+def _solve(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, Floats]:
+    """A choice of most summed objective (N, T; -inf where barred) within the constraints, and the multipliers.
+
+    Raises InfeasibleError: no choice keeps the constraints; names one and the least use of it that the others permit.
+    """
+    choice, prices = _dual(objective, constraints)
+    choice = _repair(objective, constraints, choice, prices)
+    broken = [one for one in constraints if one.total(choice) > one.room]
+    if not broken:
+        return choice, prices
+    # the least use of one constraint that the others permit: within its limit it is a start, else it is the nearest
+    one = next((one for one in constraints if one.name == "min_quality"), broken[0])
+    sparing = np.where(np.isneginf(objective), -np.inf, -one.table(objective.shape[1]))
+    choice, _ = _solve(np.asfortranarray(sparing), [other for other in constraints if other is not one])
+    if one.total(choice) > one.room:
+        raise _infeasible(one, one.total(choice), len(choice))
+    return _repair(objective, constraints, choice, prices), prices
+
+
+def _score(objective: Floats, constraints: list[_Constraint], prices: Floats) -> Floats:
     score = objective.copy(order="F")
     for one, price in zip(constraints, prices, strict=True):
         if price:
             one.charge(score, float(price))
-    if barred is not None:
-        score[barred] = -np.inf
     return score
 
 
+def _best(score: Floats) -> Floats:
+    """The best score (N,), column by column: several times faster than NumPy's own over a short axis."""
+    return np.asarray(np.maximum.reduce(list(score.T)))
+
+
 def _argmax(score: Floats) -> Choice:
-    """The first best tier (N,) of a score (N, T): column by column, several times faster than NumPy's over a short axis."""
+    """The first best tier (N,)."""
     best, choice = score[:, 0].copy(), np.zeros(len(score), np.int32)
     for t in range(1, score.shape[1]):
         better = score[:, t] > best
@@ -186,10 +221,15 @@ def _argmax(score: Floats) -> Choice:
     return choice
 
 
-def _dual(objective: Floats, constraints: list[_Constraint], barred: Bools | None) -> tuple[Choice, Floats]:
+def _dual(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, Floats]:
     """Multipliers that meet the constraints, each the least that does with the others fixed, and their choice."""
-    prices = np.zeros(len(constraints))
-    choice = _argmax(_score(objective, constraints, prices, barred))
+    rows, prices = len(objective), np.zeros(len(constraints))
+    if rows > 5 * SAMPLE and constraints:
+        # a sample finds the prices to within some per cent, so few passes over all rows are left
+        part = slice(None, None, rows // SAMPLE)
+        few = np.asfortranarray(objective[part])
+        _, prices = _dual(few, [one.of_rows(part, len(few) / rows) for one in constraints])
+    choice = _argmax(_score(objective, constraints, prices))
     for _ in range(CYCLES):
         before = prices.copy()
         for k, one in enumerate(constraints):
@@ -197,61 +237,108 @@ def _dual(objective: Floats, constraints: list[_Constraint], barred: Bools | Non
                 continue
             others = prices.copy()
             others[k] = 0.0
-            base = _score(objective, constraints, others, barred)
-            prices[k], choice = _bisect(base, one, start=float(prices[k]))
+            prices[k], choice = _bisect(_score(objective, constraints, others), one, guess=float(prices[k]))
         if len(constraints) == 1 or np.allclose(prices, before, rtol=1e-4, atol=0):
             break
     return choice, prices
 
 
-def _bisect(base: Floats, one: _Constraint, start: float) -> tuple[float, Choice]:
-    """The least price of a constraint at which the argmax keeps it, and that choice."""
+def _bisect(base: Floats, one: _Constraint, guess: float) -> tuple[float, Choice]:
+    """The least price of a constraint at which the argmax keeps it, and that choice; `guess` is near it or 0."""
 
-    def choose(price: float) -> Choice:
-        score = base.copy(order="F")
-        if price:
-            one.charge(score, price)
+    def choose(score: Floats, use: _Constraint, price: float) -> Choice:
+        score = score.copy(order="F")
+        use.charge(score, price)
         return _argmax(score)
 
-    choice = choose(0.0)
-    if one.total(choice) <= one.room:
-        return 0.0, choice
-    low, high, factor = 0.0, start or 1.0, 4.0
-    if len(base) > SUBSET * 5:
-        # a sample finds the price to within some per cent, so few passes over all rows are left
-        stride = len(base) // SUBSET
-        part = base[::stride]
-        sample = _Constraint(one.name, one.use[::stride], one.limit * len(part) / len(base), one.column)
-        guess = _bisect(part, sample, start)[0]
-        if guess > 0 and one.total(choose(guess * 0.97)) > one.room:
-            low, high, factor = guess * 0.97, guess * 1.03, 1.1
-    for _ in range(200):
-        choice = choose(high)
-        if one.total(choice) <= one.room:
+    low, at_low = 0.0, _argmax(base)
+    if one.total(at_low) <= one.room:
+        return 0.0, at_low
+    high, factor = (guess * (1 + NEAR), 1 + 4 * NEAR) if guess else (1.0, 4.0)
+    for _ in range(8):
+        at_high = choose(base, one, high)
+        if one.total(at_high) <= one.room:
             break
-        low, high = high, high * factor
+        low, at_low, high, factor = high, at_high, high * factor, factor * factor
     else:
-        return high, choice
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        tried = choose(middle)
-        total = one.total(tried)
-        if total <= one.room:
-            high, choice = middle, tried
-            # close enough that greedy repair has nothing left to gain
-            if one.room - total <= 1e-5 * max(abs(one.limit), 1e-12):
-                break
+        return high, at_high
+    if guess and low == 0:
+        middle = guess * (1 - NEAR)
+        choice = choose(base, one, middle)
+        if one.total(choice) > one.room:
+            low, at_low = middle, choice
         else:
-            low = middle
-        if high - low <= 1e-7 * high:
+            high, at_high = middle, choice
+    # a row with one choice at both ends has it in between too, since its scores are lines in the price
+    choice = at_high.copy()
+    rows = np.flatnonzero(at_low != at_high)
+    base, use, at_low, at_high = base[rows], one.of_rows(rows), at_low[rows], at_high[rows]
+    room = one.room - one.total(choice) + use.total(at_high)
+    for _ in range(BISECTIONS):
+        # close enough that greedy repair has nothing left to gain
+        if not len(rows) or high - low <= 1e-12 * high or room - use.total(at_high) <= 1e-9 * abs(one.limit):
             break
+        middle = float(np.sqrt(low * high)) if 0 < 4 * low < high else (low + high) / 2
+        tried = choose(base, use, middle)
+        if use.total(tried) <= room:
+            high, at_high = middle, tried
+            choice[rows] = tried
+        else:
+            low, at_low = middle, tried
+        live = at_low != at_high
+        if 2 * np.count_nonzero(live) < len(rows):
+            room -= use.total(at_high) - use.of_rows(live).total(at_high[live])
+            base, use, rows = base[live], use.of_rows(live), rows[live]
+            at_low, at_high = at_low[live], at_high[live]
     return high, choice
 
 
-def _repair(
-    objective: Floats, constraints: list[_Constraint], barred: Bools | None, choice: Choice, prices: Floats
-) -> Choice:
-    """First undo what breaks a constraint, then spend the room that is left; whole batches of moves a pass."""
+def _repair(objective: Floats, constraints: list[_Constraint], choice: Choice, prices: Floats) -> Choice:
+    """First undo what breaks a constraint, then spend the room that is left.
+
+    Of many rows only those are moved that lose least by the multipliers' scores, unless that mends nothing.
+    """
+    if not constraints:
+        return choice
+    if len(choice) > 2 * SAMPLE:
+        score = _score(objective, constraints, prices)
+        chosen = score[np.arange(len(choice)), choice]
+        score[np.arange(len(choice)), choice] = -np.inf
+        near = np.sort(np.argpartition(chosen - _best(score), SAMPLE)[:SAMPLE])
+        choice = choice.copy()
+        apart = [one.of_rows(near, used=one.total(choice) - float(one.of(choice)[near].sum())) for one in constraints]
+        choice[near] = _moves(objective[near], apart, choice[near], prices)
+        if all(one.total(choice) <= one.room for one in constraints):
+            return choice
+    choice = _moves(objective, constraints, choice, prices)
+    return _exchange(objective, constraints, choice) if objective.size <= PAIRED else choice
+
+
+def _exchange(objective: Floats, constraints: list[_Constraint], choice: Choice) -> Choice:
+    """The choice after the best pairs of moves, of two rows at once, until no pair gains within the constraints.
+
+    For small jobs, where one row is a large share of the whole and greedy moves alone stop too early.
+    """
+    rows, tiers = objective.shape
+    choice, table = choice.copy(), [one.table(tiers) for one in constraints]
+    row, tier = (place.ravel() for place in np.indices((rows, tiers)))
+    for _ in range(EXCHANGES):
+        gain = (objective - objective[np.arange(rows), choice][:, None])[row, tier]
+        fine = row[:, None] != row[None, :]
+        for one, use in zip(constraints, table, strict=True):
+            step = (use - one.of(choice)[:, None])[row, tier]
+            # to stay is a move as well, so a move alone is among the pairs
+            fine &= step[:, None] + step[None, :] <= one.room - one.total(choice)
+        both = np.where(fine, gain[:, None] + gain[None, :], -np.inf)
+        first, second = np.unravel_index(int(np.argmax(both)), both.shape)
+        if both[first, second] <= 1e-9 * float(np.abs(gain[np.isfinite(gain)]).max(initial=0.0)):
+            break
+        choice[row[first]], choice[row[second]] = tier[first], tier[second]
+    return choice
+
+
+def _moves(objective: Floats, constraints: list[_Constraint], choice: Choice, prices: Floats) -> Choice:
+    """The choice after whole batches of greedy moves, the best of them first."""
     rows, tiers = objective.shape
     at = np.arange(rows)
     choice = choice.copy()
@@ -265,10 +352,7 @@ def _repair(
         for t in range(tiers):
             gain = objective[:, t] - now
             step = [one.to(t) - u for one, u in zip(constraints, use, strict=True)]
-            weight = sum((max(float(p), 1e-12) * d for p, d in zip(prices, step, strict=True)), np.zeros(rows))
-            fine = (choice != t) & ~skip
-            if barred is not None:
-                fine &= ~barred[:, t]
+            fine = (choice != t) & ~skip & np.isfinite(gain)
             if broken.any():
                 # moves that lessen the broken constraints and harm no other: least objective lost for it
                 relief = -sum((d for d, b in zip(step, broken, strict=True) if b), np.zeros(rows))
@@ -277,6 +361,7 @@ def _repair(
                 fine &= relief > 0
                 worth = np.where(fine, np.minimum(gain, 0.0) / np.where(relief > 0, relief, 1.0), -np.inf)
             else:
+                weight = sum((max(float(p), 1e-12) * d for p, d in zip(prices, step, strict=True)), np.zeros(rows))
                 fine &= gain > 0
                 for d, r in zip(step, room, strict=True):
                     fine &= d <= r
@@ -304,36 +389,6 @@ def _repair(
         chosen = order[:stop]
         choice[chosen] = to[chosen]
     return choice
-
-
-def _require_possible(one: _Constraint, barred: Bools | None, limits: Limits, rows: int) -> None:
-    """Raise when even the choice that uses least of a constraint breaks it."""
-    use = one.use
-    if one.column is not None:
-        # a row can leave the tier unless the tier is all it may have
-        if barred is None:
-            least = 0.0 if limits.tier_rows is None or len(limits.tier_rows) > 1 else float(use.sum())
-        else:
-            least = float(use[barred.sum(axis=1) == barred.shape[1] - 1][
-                ~barred[barred.sum(axis=1) == barred.shape[1] - 1, one.column]].sum())  # fmt: skip
-    else:
-        least = float((use if barred is None else np.where(barred, np.inf, use)).min(axis=1).sum())
-    if least > one.room:
-        raise _infeasible(one, least, rows)
-
-
-def _raise_infeasible(
-    broken: list[_Constraint], choice: Choice, q: Floats, c: Floats, s: Floats, limits: Limits, allowed: Bools | None
-) -> None:
-    rows = len(choice)
-    if limits.min_quality is not None:
-        others = Limits(
-            None, limits.budget_usd, limits.max_seconds, limits.tier_rows, limits.tier_usd, limits.tier_seconds
-        )
-        most = assign(q, c, others, allowed=allowed, seconds=s)
-        if most.quality < limits.min_quality:
-            raise _infeasible(_constraints(q, c, s, limits, rows)[0], -most.quality * rows, rows)
-    raise _infeasible(broken[0], broken[0].total(choice), rows)
 
 
 def _infeasible(one: _Constraint, nearest: float, rows: int) -> InfeasibleError:
