@@ -62,7 +62,7 @@ class Assignment:
     bound: float
     """No assignment within the limits has a better objective: USD (least cost) or summed quality (most quality)."""
     gap: float
-    """Distance of the objective to `bound`, as a share of the objective."""
+    """Distance of the objective to `bound`, as a share of the larger of the two."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """By limit: what one unit more of it is worth in units of the objective."""
 
@@ -121,11 +121,11 @@ def assign(
     """Choose one allowed tier for every row, optimal for the job as a whole.
 
     quality (N, T; 0..1), cost_usd and seconds (N, T). With `min_quality`: least cost that keeps it and the other
-    limits; else most quality within the limits, and of equal quality the cheaper. Where
-    `allowed` (N, T) is False, the option is never chosen.
+    limits; else most quality within the limits, and of equal quality the cheaper. Where `allowed` (N, T) is False,
+    the option is never chosen and its figures are not looked at.
     Raises InfeasibleError: no assignment keeps the limits (or none was found); carries the nearest figure that can be
-    met. ValueError: a row without an allowed tier.
-    """  # fmt: skip
+    met. ValueError: a row without an allowed tier, or a figure that is not finite.
+    """
     # by columns: every pass goes tier by tier
     q = np.asfortranarray(quality, dtype=np.float64)
     c = np.asfortranarray(cost_usd, dtype=np.float64)
@@ -146,15 +146,15 @@ def assign(
     objective = -c if least_cost else q.copy()
     # of options alike in the objective, the cheaper one; too small to matter for any other choice
     tie = q if least_cost else -c
-    objective += tie * (1e-10 * max(float(np.ptp(objective)), 1e-30) / max(float(np.abs(tie).max()), 1e-30))
+    objective += tie * (1e-10 * float(np.abs(objective).max()) / max(float(np.abs(tie).max()), 1e-30))
     if barred is not None:
         objective[barred] = -np.inf
     choice, prices = _solve(objective, constraints)
-    dual = float(_best(_score(objective, constraints, prices)).sum())
-    dual += sum(p * one.limit for p, one in zip(prices, constraints, strict=True))
+    dual = min(_bound(objective, constraints, prices), _bound(objective, constraints, np.zeros(len(prices))))
     at = np.arange(rows)
     primal = float(objective[at, choice].sum())
-    gap = max(dual - primal, 0.0) / max(abs(primal), 1e-12) if dual - primal > SLACK * abs(primal) else 0.0
+    largest = max(abs(primal), abs(dual))
+    gap = (dual - primal) / largest if dual - primal > SLACK * largest else 0.0
     return Assignment(
         choice, float(c[at, choice].sum()), float(q[at, choice].mean()), float(s[at, choice].sum()),
         -dual if least_cost else dual, gap,
@@ -206,6 +206,12 @@ def _score(objective: Floats, constraints: list[_Constraint], prices: Floats) ->
     return score
 
 
+def _bound(objective: Floats, constraints: list[_Constraint], prices: Floats) -> float:
+    """What no choice within the constraints can exceed, by weak duality at any multipliers of 0 or more."""
+    best = float(_best(_score(objective, constraints, prices)).sum())
+    return best + sum(float(p) * one.limit for p, one in zip(prices, constraints, strict=True))
+
+
 def _best(score: Floats) -> Floats:
     """The best score (N,), column by column: several times faster than NumPy's own over a short axis."""
     return np.asarray(np.maximum.reduce(list(score.T)))
@@ -226,9 +232,10 @@ def _dual(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, Fl
     rows, prices = len(objective), np.zeros(len(constraints))
     if rows > 5 * SAMPLE and constraints:
         # a sample finds the prices to within some per cent, so few passes over all rows are left
-        part = slice(None, None, rows // SAMPLE)
-        few = np.asfortranarray(objective[part])
-        _, prices = _dual(few, [one.of_rows(part, len(few) / rows) for one in constraints])
+        part = np.random.default_rng(0).integers(0, rows, SAMPLE)
+        fewer = [one.of_rows(part, SAMPLE / rows) for one in constraints]
+        guess, prices = _dual(np.asfortranarray(objective[part]), fewer)
+        prices[[one.total(guess) > one.room for one in fewer]] = 0.0
     choice = _argmax(_score(objective, constraints, prices))
     for _ in range(CYCLES):
         before = prices.copy()
@@ -262,13 +269,16 @@ def _bisect(base: Floats, one: _Constraint, guess: float) -> tuple[float, Choice
         low, at_low, high, factor = high, at_high, high * factor, factor * factor
     else:
         return high, at_high
-    if guess and low == 0:
-        middle = guess * (1 - NEAR)
+    factor = (1 + NEAR) / (1 - NEAR) if guess else 16.0
+    for _ in range(6):
+        if low > 0:
+            break
+        middle = high / factor
         choice = choose(base, one, middle)
         if one.total(choice) > one.room:
             low, at_low = middle, choice
         else:
-            high, at_high = middle, choice
+            high, at_high, factor = middle, choice, factor * factor
     # a row with one choice at both ends has it in between too, since its scores are lines in the price
     choice = at_high.copy()
     rows = np.flatnonzero(at_low != at_high)
@@ -278,7 +288,7 @@ def _bisect(base: Floats, one: _Constraint, guess: float) -> tuple[float, Choice
         # close enough that greedy repair has nothing left to gain
         if not len(rows) or high - low <= 1e-12 * high or room - use.total(at_high) <= 1e-9 * abs(one.limit):
             break
-        middle = float(np.sqrt(low * high)) if 0 < 4 * low < high else (low + high) / 2
+        middle = float(np.sqrt(low) * np.sqrt(high)) if 0 < low < high / 4 else (low + high) / 2
         tried = choose(base, use, middle)
         if use.total(tried) <= room:
             high, at_high = middle, tried
