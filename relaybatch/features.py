@@ -220,6 +220,8 @@ def describe(requests: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     Features: `row` and one finite float32 column for each of FEATURE_NAMES, in the same order. Labels, what rules may
     ask about a row: `row` and LABEL_NAMES, words and plain numbers. Identical prompts are computed once.
     """
+    import pyarrow as pa
+
     texts = requests["prompt"].cast(pl.String).fill_null("")
     first, same = _distinct(texts)
     found = _computed(texts if same is None else texts.gather(first))
@@ -229,12 +231,16 @@ def describe(requests: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     turns = pl.Series("turns", np.ones(len(texts), np.uint32))
     if isinstance(requests.schema.get("messages"), pl.List):
         turns = requests["messages"].list.len().fill_null(1).alias("turns")
-    features = [requests["row"]]
-    for name in FEATURE_NAMES:
-        # popped, so that a million rows are never held twice
-        features.append(turns.cast(pl.Float32) if name == "turns" else pl.Series(name, found.pop(name)))
     labelled["turns"] = turns
-    return pl.DataFrame(features), pl.DataFrame([requests["row"], *(labelled[name] for name in LABEL_NAMES)])
+    # one block that all columns look into, so that `to_numpy` copies nothing; popped, so that none is held twice
+    block = np.empty((len(FEATURE_NAMES), len(texts)), np.float32)
+    for column, name in zip(block, FEATURE_NAMES, strict=True):
+        column[:] = turns.to_numpy() if name == "turns" else found.pop(name)
+    features = [pl.Series(name, pa.array(column)) for column, name in zip(block, FEATURE_NAMES, strict=True)]
+    return (
+        pl.DataFrame([requests["row"], *features]),
+        pl.DataFrame([requests["row"], *(labelled[name] for name in LABEL_NAMES)]),
+    )
 
 
 def extract(requests: pl.DataFrame) -> pl.DataFrame:

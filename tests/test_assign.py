@@ -123,9 +123,7 @@ def test_against_mixed_integer_programming(kinds: str) -> None:
         if best is None:
             continue
         least_cost = job.limits.min_quality is not None
-        mine, bound = (
-            (found.cost_usd, found.bound) if least_cost else (-found.quality * len(found.tier), -found.bound)
-        )
+        mine, bound = (found.cost_usd, found.bound) if least_cost else (-found.quality * len(found.tier), -found.bound)
         assert bound <= best + 1e-5 * abs(best)
         assert mine - best <= (found.gap + 1e-5) * max(abs(mine), abs(bound))
         lost.append(mine / best - 1 if least_cost else 1 - mine / best)

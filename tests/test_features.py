@@ -60,9 +60,9 @@ def test_frames_have_a_row_and_the_named_columns() -> None:
 text = st.one_of(
     st.text(max_size=40),
     st.text(alphabet="aB9 .\n,?([{}])+-=x不求数İß\u2028\0𠀀😀", max_size=60),
-    st.lists(st.sampled_from(["how many", "7 words", "don't", "12.5", "2024-01-05", "求", "数字", "XIV", "A.", "\n"])).map(
-        " ".join
-    ),
+    st.lists(
+        st.sampled_from(["how many", "7 words", "don't", "12.5", "2024-01-05", "求", "数字", "XIV", "A.", "\n"])
+    ).map(" ".join),
 )
 
 
@@ -108,6 +108,11 @@ def test_a_huge_prompt_is_looked_at_in_part_but_its_length_is_known() -> None:
     assert labelled["tokens_estimated"][0] > 1_000_000
     assert labelled["words"].to_list() == [LONGEST // 5, 1, 1, 9_000]
     assert np.isfinite(found.to_numpy()).all()
+
+
+def test_an_array_of_the_features_is_no_copy() -> None:
+    frame = extract(requests([f"Say {n}" for n in range(100)]))
+    assert frame.select(FEATURE_NAMES).to_numpy(allow_copy=False).shape == (100, len(FEATURE_NAMES))
 
 
 def test_frames_without_rows_or_texts() -> None:

@@ -85,7 +85,10 @@ def test_a_condition_holds_for_its_rows(text: str, rows: list[int]) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('cod_language == "sql"', "rule `cod_language == \"sql\"`: unknown name `cod_language`; nearest: `code_language`"),
+        (
+            'cod_language == "sql"',
+            'rule `cod_language == "sql"`: unknown name `cod_language`; nearest: `code_language`',
+        ),
         ("zzz == 1", "unknown name `zzz`; known are code_language, tokens_estimated"),
         ("code_language == 3", "`code_language` is text, but `3` is a number"),
         ('tokens_estimated > "200"', "`tokens_estimated` is a number, but `'200'` is text"),
@@ -188,7 +191,9 @@ def test_conditions_mean_what_they_mean_in_python(text: str) -> None:
 
 
 def test_the_first_rule_that_holds_counts() -> None:
-    tiers = apply_rules(FRAME, [('code_language == "sql"', "large"), ("tokens_estimated >= 20", "small"), ("vip", "top")])
+    tiers = apply_rules(
+        FRAME, [('code_language == "sql"', "large"), ("tokens_estimated >= 20", "small"), ("vip", "top")]
+    )
     assert tiers.to_list() == ["large", "small", "small", "top"]
     assert apply_rules(FRAME, [("vip", "top")]).to_list() == ["top", None, None, "top"]
     assert apply_rules(FRAME, [("true", "top")]).to_list() == ["top"] * 4
