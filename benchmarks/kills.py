@@ -24,7 +24,7 @@ RUNS = ROOT / "runs" / "kills"
 BATCH = "leg, position, tier, rows, prompt_tokens, padding_tokens, computed_tokens, output_tokens"
 
 
-def command(name: str, rows: int) -> list[str]:
+def command(name: str) -> list[str]:
     changes = [
         f"output.path={RUNS / name}",
         f"policy.path={RUNS / f'{name}-policy'}",
@@ -50,33 +50,33 @@ def main() -> None:
     RUNS.mkdir(parents=True)
     pl.read_parquet(ROOT / "sample_data" / "instructions.parquet").head(options.rows).write_parquet(RUNS / "in.parquet")
     began = time.monotonic()
-    subprocess.run(command("whole", options.rows), check=True)
+    subprocess.run(command("whole"), check=True)
     whole_seconds = time.monotonic() - began
     print(f"undisturbed: {whole_seconds:.1f} s")
-    draw, killed, finished_early = random.Random(0), 0, 0
-    while killed < options.kills:
-        process = subprocess.Popen(command("killed", options.rows), start_new_session=True)
+    draw, killed, runs = random.Random(0), 0, 0
+    while True:
+        process = subprocess.Popen(command("killed"), start_new_session=True)
         try:
-            # long enough to get beyond the imports now and then, short enough not to finish
-            process.wait(timeout=draw.uniform(0.2, max(whole_seconds * 0.35, 6.0)))
+            process.wait(timeout=draw.uniform(0.2, whole_seconds * 0.6) if killed < options.kills else None)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
             killed += 1
             continue
         if process.returncode != 0:
-            sys.exit(f"ended with {process.returncode} by itself")
-        finished_early += 1
-        if finished_early > 3:
+            sys.exit(f"a run ended with {process.returncode}")
+        runs += 1
+        whole, again = (pl.read_parquet(RUNS / n / "results.parquet").drop("run_id") for n in ("whole", "killed"))
+        if not whole.equals(again) or batches("whole") != batches("killed"):
+            sys.exit(f"after {killed} kills the results or the batches DIFFER from the undisturbed run's")
+        if killed >= options.kills:
             break
-    done = subprocess.run(command("killed", options.rows), check=False)
-    if done.returncode != 0:
-        sys.exit(f"the last run ended with {done.returncode}")
-    whole, again = (pl.read_parquet(RUNS / n / "results.parquet").drop("run_id") for n in ("whole", "killed"))
-    same_results, same_batches = whole.equals(again), batches("whole") == batches("killed")
-    print(f"{killed} kills: results {'identical' if same_results else 'DIFFER'} ({again.height:,} rows,"
-          f" {again['id'].n_unique():,} ids), batches {'identical, none twice' if same_batches else 'DIFFER'}")  # fmt: skip
-    sys.exit(0 if same_results and same_batches else 1)
+        for left in ("killed", "killed-policy"):
+            shutil.rmtree(RUNS / left)
+    print(
+        f"{killed} kills over {runs} runs: every result identical to the undisturbed run's ({again.height:,} rows),"
+        f" every batch there once"
+    )
 
 
 if __name__ == "__main__":

@@ -178,7 +178,13 @@ def _input_options(job: spec.Job) -> InputOptions:
 def _read(job: spec.Job) -> Instructions:
     from relaybatch.source import read
 
-    return read(_input_options(job))
+    found = read(_input_options(job))
+    if any(Path(file).parent == job.output for file in found.files):
+        raise SpecError(
+            f"{job.at('output', 'path')}: {job.output} holds the input's files, so results would mix with them",
+            hint="give the run a folder of its own",
+        )
+    return found
 
 
 def _model(job: spec.Job, tier: int) -> tuple[ModelSettings, ModelFacts]:

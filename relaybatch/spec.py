@@ -67,7 +67,7 @@ class InputSpec(_Model):
 class OutputSpec(_Model):
     """The run folder."""
 
-    path: str
+    path: str = Field(min_length=1)
     """Folder for results, report and journal."""
     format: Literal["parquet", "jsonl"] = "parquet"
     """File format of the results."""

@@ -184,6 +184,11 @@ def test_parquet_in_and_out_keep_types(make_job: MakeJob, tmp_path: Path) -> Non
     assert back["id"].to_list() == frame["id"].to_list()
 
 
+def test_the_run_folder_cannot_be_the_inputs_own(make_job: MakeJob) -> None:
+    with pytest.raises(SpecError, match="holds the input's files"):
+        relaybatch.run(make_job(instructions(2), tiers=("small",), output={"path": "."}))
+
+
 def test_an_empty_input_is_a_finished_run(make_job: MakeJob) -> None:
     job = make_job(b"", tiers=("small",))
     assert relaybatch.run(job).exit_code == 0

@@ -5,6 +5,7 @@ Owns the tokenizer. Knows nothing of batches and weights.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class Prompting:
         if backend is not None:  # each call would do this, and two threads at once would fail at it
             backend.no_truncation()
             backend.no_padding()
+        # a longer prompt is refused by the engine, row by row; the library would only warn
+        self.tokenizer.model_max_length = sys.maxsize
         template = template_text(settings)
         if template is not None:
             self.tokenizer.chat_template = template
