@@ -224,18 +224,16 @@ def describe(requests: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
 
     texts = requests["prompt"].cast(pl.String).fill_null("")
     first, same = _distinct(texts)
-    found = _computed(texts if same is None else texts.gather(first))
+    block, numbers = _computed(texts if same is None else texts.gather(first))
     if same is not None:
-        found = {name: values[same] for name, values in found.items()}
-    labelled = _labels(found)
+        block, numbers = block[:, same], {name: values[same] for name, values in numbers.items()}
+    labelled = _labels(numbers | dict(zip(FEATURE_NAMES, block, strict=True)))
     turns = pl.Series("turns", np.ones(len(texts), np.uint32))
     if isinstance(requests.schema.get("messages"), pl.List):
         turns = requests["messages"].list.len().fill_null(1).alias("turns")
     labelled["turns"] = turns
-    # one block that all columns look into, so that `to_numpy` copies nothing; popped, so that none is held twice
-    block = np.empty((len(FEATURE_NAMES), len(texts)), np.float32)
-    for column, name in zip(block, FEATURE_NAMES, strict=True):
-        column[:] = turns.to_numpy() if name == "turns" else found.pop(name)
+    block[FEATURE_NAMES.index("turns")] = turns.to_numpy()
+    # all columns look into one block, so that `to_numpy` copies nothing
     features = [pl.Series(name, pa.array(column)) for column, name in zip(block, FEATURE_NAMES, strict=True)]
     return (
         pl.DataFrame([requests["row"], *features]),
@@ -278,11 +276,14 @@ def _distinct(texts: pl.Series) -> tuple[Ints, Ints | None]:
     return first[order], place[same]
 
 
-def _computed(texts: pl.Series) -> Counts:
-    """All features but turns, float32, and the numbers that labels show, for distinct texts."""
+def _computed(texts: pl.Series) -> tuple[NDArray[np.float32], Counts]:
+    """A row (N,) for each feature, that of turns not yet known, and the other numbers that labels need."""
     characters = texts.str.len_chars().to_numpy().astype(np.int64)
-    names = {*FEATURE_NAMES, *_NUMBER_LABELS, "language"} - {"turns"}
-    found = {name: np.empty(len(texts), np.float32) for name in names}
+    block = np.empty((len(FEATURE_NAMES), len(texts)), np.float32)
+    numbers: Counts = {
+        name: np.empty(len(texts), np.float32) for name in (*_NUMBER_LABELS, "language") if name not in FEATURE_NAMES
+    }
+    found = numbers | dict(zip(FEATURE_NAMES, block, strict=True))
     stops = np.cumsum(np.minimum(characters, LONGEST) + 1)
     start = 0
     while start < len(texts):
@@ -300,7 +301,7 @@ def _computed(texts: pl.Series) -> Counts:
         rows = np.flatnonzero(code)
         if len(rows):
             code[rows] = texts.gather(rows).str.slice(0, LONGEST).str.contains(pattern).to_numpy()
-    return found
+    return block, numbers
 
 
 def _labels(found: Counts) -> dict[str, pl.Series]:
