@@ -408,11 +408,11 @@ def _infeasible(one: _Constraint, nearest: float, rows: int) -> InfeasibleError:
         return InfeasibleError(
             f"a mean quality of {asked:.4f} cannot be reached: the most within the limits is {can:.4f}"
             f" ({asked - can:.4f} short)",
-            nearest=can, hint="lower the quality target, or raise the budget and the tiers' caps",
+            nearest=can, limit=one.name, hint="lower the quality target, or raise the budget and the tiers' caps",
         )  # fmt: skip
     unit = {"budget_usd": "USD", "max_seconds": "seconds", "tier_rows": "rows", "tier_usd": "USD"}.get(name, "seconds")
     of = f"{name} of tier {tier}" if tier else name
     return InfeasibleError(
         f"{of}: {one.limit:.6g} {unit} is not enough, the least is {nearest:.6g} {unit} ({nearest - one.limit:.6g} over)",
-        nearest=nearest, hint="raise this limit, or lower what is asked for",
+        nearest=nearest, limit=one.name, hint="raise this limit, or lower what is asked for",
     )  # fmt: skip

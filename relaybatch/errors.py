@@ -78,13 +78,14 @@ class FailedRowsError(RelaybatchError):
 
 
 class InfeasibleError(RelaybatchError):
-    """No plan meets the limits; `nearest` is the closest figure that can be met, in the limit's unit."""
+    """No plan meets the limits; `nearest` is the closest figure of `limit` that can be met, in that limit's unit."""
 
     exit_code = 4
 
-    def __init__(self, message: str, *, nearest: float | None = None, hint: str | None = None) -> None:
+    def __init__(self, message: str, *, nearest: float | None = None, limit: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.nearest = nearest
+        self.limit = limit
 
 
 class LockedError(RelaybatchError):

@@ -7,6 +7,7 @@ stands can be kept at no cost.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from relaybatch.lookahead import Lookahead
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 FREE = -1
+RELAXED = 5  # limits that may turn out unreachable one after the other
 ROUNDS = 6  # of the fixed point between the price of quality and the value of later decisions
 
 
@@ -133,14 +135,17 @@ def plan_leg(
         if worth is not None and lookahead is not None:
             options, price = lookahead.options(stage, q, cost, worth)
             options, price = np.where(tried, q, options), np.where(tried, 0.0, price)
-        try:
-            found = assign(options, price, limits, allowed=allowed, seconds=time)
-        except InfeasibleError as error:
-            if strict or error.nearest is None:
-                raise
-            note = f"{error.message}; the nearest plan was made"
-            limits = _nearest(limits, error.nearest)
-            found = assign(options, price, limits, allowed=allowed, seconds=time)
+        for _ in range(RELAXED):
+            try:
+                found = assign(options, price, limits, allowed=allowed, seconds=time)
+                break
+            except InfeasibleError as error:
+                if strict or error.nearest is None:
+                    raise
+                note = f"{error.message}; the nearest plan was made"
+                limits = _relaxed(limits, error.limit, error.nearest)
+        else:
+            found = assign(options, price, Limits(), allowed=allowed, seconds=time)
         previous, worth = worth, _usd_per_quality(found.multipliers, goal)
         if worth is None or (previous is not None and abs(worth - previous) <= 0.02 * previous):
             break
@@ -167,8 +172,16 @@ def _usd_per_quality(multipliers: dict[str, float], goal: Goal) -> float | None:
     return 1.0 / price if price > 0 else None
 
 
-def _nearest(limits: Limits, nearest: float) -> Limits:
+def _relaxed(limits: Limits, name: str, nearest: float) -> Limits:
     """The same limits with the one that cannot be met set to what can."""
-    if limits.min_quality is not None:
-        return replace(limits, min_quality=nearest - 1e-9)
-    return replace(limits, budget_usd=nearest * (1 + 1e-9))
+    kind, _, tier = name.partition(".")
+    room = 1e-9 * max(abs(nearest), 1.0)
+    if kind == "min_quality":
+        return replace(limits, min_quality=nearest - room)
+    if not tier:
+        change: dict[str, Any] = {kind: nearest + room}
+    else:
+        caps = list(getattr(limits, kind))
+        caps[int(tier)] = nearest + room
+        change = {kind: tuple(caps)}
+    return replace(limits, **change)

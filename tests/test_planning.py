@@ -78,6 +78,14 @@ def test_what_cannot_be_met_is_refused_first_and_noted_later() -> None:
     assert "nearest plan" in plan.note
 
 
+def test_limits_that_exclude_each_other_are_relaxed_by_name() -> None:
+    quality, usd = forecasts(50)
+    ask = Goal(None, 0.8, 25.0, tier_rows=(10, 10, 10))
+    plan = plan_leg(0, quality, usd, usd, fresh(50, 3), ask, escalate=True, lookahead=None, strict=False)
+    assert "nearest plan" in plan.note
+    assert (plan.choice != FREE).all()
+
+
 def test_a_budget_is_kept() -> None:
     quality, usd = forecasts(500)
     plan = plan_leg(
