@@ -241,7 +241,10 @@ def _describe(job: spec.Job, instructions: Instructions, began: float) -> tuple[
         # a user's own column counts before a label of the same name
         own = labelled.select(c for c in labelled.columns if c not in instructions.carried.columns)
         both = pl.concat([own, instructions.carried], how="horizontal")
-        by_rule = rules.apply_rules(both, [(rule.when, rule.tier) for rule in job.spec.rules])
+        try:
+            by_rule = rules.apply_rules(both, [(rule.when, rule.tier) for rule in job.spec.rules])
+        except SpecError as error:
+            raise SpecError([f"{job.at('rules')}: {p}" for p in error.problems], hint=error.hint) from None
         ruled = by_rule.replace_strict(index, default=None, return_dtype=pl.Int32)
     else:
         ruled = pl.Series([None] * requests.height, dtype=pl.Int32)
@@ -283,6 +286,8 @@ def _check_input(job: spec.Job) -> list[str]:
 
 def _check_output(job: spec.Job) -> list[str]:
     folder = job.output
+    if any(Path(path).parent == folder or Path(path) == folder for path in job.input_paths):
+        return [f"{job.at('output', 'path')}: {folder} holds the input's files, so results would mix with them"]
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
@@ -360,13 +365,29 @@ def _finished(job: spec.Job) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         return None
-    if found.get("state") != "finished" or not _results_path(job).exists():
+    if not isinstance(found, dict) or found.get("state") != "finished":
         return None
     try:
         found["report"] = Report.model_validate_json((job.output / "report.json").read_bytes())
     except (OSError, ValueError):
         return None
-    return dict(found)
+    # damaged results are written again from the journal
+    return found if _result_rows(job) == found["report"].rows else None
+
+
+def _result_rows(job: spec.Job) -> int | None:
+    """Rows of the results by a quick look at the file; None if it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = _results_path(job)
+    try:
+        if job.spec.output.format == "parquet":
+            return int(pq.ParquetFile(path).metadata.num_rows)
+        with path.open("rb") as file:
+            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 22), b""))
+    except (OSError, ValueError, pa.ArrowException):
+        return None
 
 
 def _same_run(job: spec.Job, found: Mapping[str, Any], fingerprint: str) -> None:

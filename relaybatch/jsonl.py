@@ -143,7 +143,7 @@ def _chunk(file: str, lines: list[tuple[int, bytes]]) -> Chunk:
         except _Bad as error:
             row, reason = None, str(error)
         if row is None:
-            raw = line[: RAW_CHARACTERS * 4].decode("utf-8", errors="replace")[:RAW_CHARACTERS]
+            raw = line[: RAW_CHARACTERS * 4].rstrip(b"\r").decode("utf-8", errors="replace")[:RAW_CHARACTERS]
             rejects.append(Reject(file, number, reason, raw))
             continue
         rows.append(row)
@@ -274,4 +274,5 @@ def unify(chunks: list[Chunk]) -> tuple[pl.DataFrame, frozenset[str]]:
             else:
                 whole.append(part)
         series.append(pl.concat(whole))
-    return pl.DataFrame(series), frozenset(texts)
+    # by name: a list would rename a column whose name is empty
+    return pl.DataFrame({one.name: one for one in series}), frozenset(texts)

@@ -450,7 +450,9 @@ class Relay:
                 self.stop.check()
                 expected = float(forecast[index].sum())
                 if not self._affordable(expected, float(least.sum())):
-                    self._warn(f"leg {self.tiers[tier].name}: the budget was reached, the rest goes to cheaper answers")
+                    self._warn(
+                        f"leg {self.tiers[tier].name}: the budget was reached; rows left without an answer go to the cheapest tier as far as it lasts"
+                    )
                     break
                 result = engine.generate(requests, sampling_of(self.job))
                 self._record(leg, position, tier, result, expected)

@@ -118,6 +118,9 @@ def _aside(path: Path) -> Iterator[IO[bytes]]:
             aside.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
+        if error.errno == errno.ENOENT:
+            hint = "the folder vanished while the run was going on: run the command again, it begins anew"
+            raise OutputError(f"{path}: cannot be written: {reason} (ENOENT)", hint=hint) from error
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         code = errno.errorcode.get(error.errno or 0, "")
         raise OutputError(

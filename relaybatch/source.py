@@ -121,6 +121,12 @@ def read(options: InputOptions) -> Instructions:
         more = f"\nand {len(rejects) - SHOWN:,} more" if len(rejects) > SHOWN else ""
         raise InputError(f"{len(rejects):,} lines cannot be read\n{shown}{more}",
                          hint="mend them, or set `on_error: record` to put them into rejects.jsonl")  # fmt: skip
+    if rejects and not chunks and not frames:
+        first = rejects[0]
+        raise InputError(
+            f"none of the {len(rejects):,} lines can be read; the first is {first.file}:{first.line}: {first.reason}",
+            hint="JSONL is UTF-8 with one JSON object on each line",
+        )
     carried, texts = unify(chunks) if chunks else (pl.DataFrame(), frozenset[str]())
     if frames:
         tables = _together(frames)
@@ -324,8 +330,10 @@ def _requests(
             "tier_type",
             f"`{options.tier}` must be a tier's name, not {carried[options.tier].dtype}",
         )
-    most, bad_most = _whole(carried, texts, options.max_new_tokens, 1, 2**31)
-    faults.add(bad_most, "max_new_tokens_invalid", f"`{options.max_new_tokens}` must be a whole number from 1")
+    most, bad_most = _whole(carried, texts, options.max_new_tokens, 1, 1_000_000)
+    faults.add(
+        bad_most, "max_new_tokens_invalid", f"`{options.max_new_tokens}` must be a whole number from 1 to 1,000,000"
+    )
     rank, bad_rank = _whole(carried, texts, options.priority, -(2**31), 2**31 - 1)
     faults.add(bad_rank, "priority_invalid", f"`{options.priority}` must be a whole number")
     return pl.DataFrame({

@@ -129,7 +129,7 @@ class TierSpec(_Model):
     """Number format of the weights and of the arithmetic."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda:0`, …"""
-    max_new_tokens: int | None = Field(None, ge=1)
+    max_new_tokens: int | None = Field(None, ge=1, le=1_000_000)
     """Limit on generated tokens for this tier, in place of `generation.max_new_tokens`."""
     prompt_format: Literal["chat", "plain"] = "chat"
     """`chat` wraps the prompt in the model's chat template; `plain` sends it as it is."""
@@ -154,7 +154,7 @@ class TierSpec(_Model):
 class GenerationSpec(_Model):
     """How answers are generated."""
 
-    max_new_tokens: int = Field(256, ge=1)
+    max_new_tokens: int = Field(256, ge=1, le=1_000_000)
     """Limit on generated tokens of one answer."""
     temperature: float = Field(0.0, ge=0, le=10)
     """0 takes the most probable token each time (greedy)."""
@@ -278,6 +278,8 @@ class JobSpec(_Model):
     @model_validator(mode="after")
     def _rules_name_tiers(self) -> JobSpec:
         names = [tier.name for tier in self.tiers]
+        if self.quality is not None and len(names) == 1:
+            raise ValueError("quality: one tier leaves nothing to choose; add a tier, or take `quality` out")
         for i, rule in enumerate(self.rules):
             if rule.tier not in names:
                 raise ValueError(f"rules.{i}.tier: no tier `{rule.tier}`{nearest(rule.tier, names)}")

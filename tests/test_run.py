@@ -184,6 +184,40 @@ def test_parquet_in_and_out_keep_types(make_job: MakeJob, tmp_path: Path) -> Non
     assert back["id"].to_list() == frame["id"].to_list()
 
 
+def test_a_finished_run_with_damaged_files_is_mended_from_its_journal(make_job: MakeJob) -> None:
+    job = make_job(instructions(6), tiers=("small",), output={"format": "parquet"})
+    whole = pl.read_parquet(relaybatch.run(job).results)
+    out = job.parent / "out"
+    for name, damage in (
+        ("results.parquet", b"PAR1"),
+        ("run.json", b"[1]"),
+        ("report.json", b"{"),
+        ("run.json", b"no"),
+    ):
+        (out / name).write_bytes(damage)
+        again = relaybatch.run(job)
+        assert not again.nothing_to_do
+        assert pl.read_parquet(again.results).equals(whole)
+        assert again.report.tiers[0].rows_run == 6
+
+
+def test_an_input_without_any_row_in_it_is_refused(make_job: MakeJob) -> None:
+    job = make_job('[{"id": "a", "prompt": "x"}]'.encode("utf-16"), tiers=("small",))
+    with pytest.raises(InputError, match="UTF-8 with one JSON object"):
+        relaybatch.run(job)
+
+
+def test_columns_with_odd_names_are_carried(make_job: MakeJob) -> None:
+    row = {"id": "a", "prompt": "x", "response": 1, "response_input": 2, "Response": 4, "": 5, "column_6": 6, "row": 7}
+    job = make_job([row], tiers=("small",))
+    relaybatch.run(job)
+    found = results(job)[0]
+    assert {k: found[k] for k in ("Response", "", "column_6", "row", "response_input")} == {
+        "Response": 4, "": 5, "column_6": 6, "row": 7, "response_input": 2,
+    }  # fmt: skip
+    assert 1 in found.values()
+
+
 def test_the_run_folder_cannot_be_the_inputs_own(make_job: MakeJob) -> None:
     with pytest.raises(SpecError, match="holds the input's files"):
         relaybatch.run(make_job(instructions(2), tiers=("small",), output={"path": "."}))

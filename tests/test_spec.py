@@ -55,6 +55,8 @@ def test_a_plain_job_loads_with_defaults_and_paths_of_its_own_folder(tmp_path: P
         ("grading: {method: regex}", "needs `pattern`"),
         ("grading: {method: regex, pattern: '('}", "no regular expression"),
         ("tiers: []", "stands twice"),
+        ("quality: {target: 0.9}", "one tier leaves nothing to choose"),
+        ("generation: {max_new_tokens: 99999999999}", "less than or equal to 1000000"),
     ],
 )
 def test_a_fault_is_named_with_its_line(tmp_path: Path, line: str, expected: str) -> None:

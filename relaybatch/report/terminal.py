@@ -81,7 +81,8 @@ def print_bill(report: Report, folder: str, file: IO[str]) -> None:
     )
     if report.failed or report.rejects:
         codes = ", ".join(f"{code} {count:,}" for code, count in report.errors.items())
-        line(f"failed    {report.failed:,} rows ({codes}), {report.rejects:,} lines rejected", markup=False)
+        shown = f" ({codes})" if codes else ""
+        line(f"failed    {report.failed:,} rows{shown}, {report.rejects:,} lines rejected", markup=False)
     for warning in report.warnings:
         line(f"warning   {plain(warning)}", markup=False)
     line(f"results   {plain(folder)}", markup=False)
