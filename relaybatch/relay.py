@@ -37,6 +37,7 @@ from relaybatch.spec import Job, TierSpec
 WINDOW = 8_192  # rows tokenised together, while the window before them runs
 SMALLEST_SAMPLE = 20
 SAMPLE_SHARE = 0.25  # of the rows at most: a sample must leave something to save on
+ENOUGH_BATCHES = 5  # that a tier must have run for a profile of this run
 BUDGET_SLACK = 0.02  # of a budget kept back for forecasts that are too low
 Floats = NDArray[np.float64]
 
@@ -362,9 +363,9 @@ class Relay:
             self.rows.features, feature_room.FEATURE_NAMES, self.rows.groups, self.evidence, self.answered
         )
 
-    def _cost(self, prediction: Prediction) -> tuple[Floats, Floats]:
-        """USD and seconds (N, T) by the tiers' profiles."""
-        profiles = self._profiles()
+    def _cost(self, prediction: Prediction, profiles: list[TierProfile] | None = None) -> tuple[Floats, Floats]:
+        """USD and seconds (N, T) by the tiers' profiles, the policy's unless others are given."""
+        profiles = profiles or self._profiles()
         length = prediction.output_tokens
         assert self.policy is not None
         cards = self.policy.card.tiers
@@ -377,6 +378,20 @@ class Relay:
     def _profiles(self) -> list[TierProfile]:
         assert self.policy is not None
         return [tier.profile for tier in self.policy.card.tiers]
+
+    def _measured_profiles(self) -> list[TierProfile]:
+        """The tiers' profiles by this run's own batches; the policy's where a tier ran too few."""
+        batches = self.journal.batches()
+        found = []
+        for t, known in enumerate(self._profiles()):
+            ran = batches.filter(pl.col("tier") == t)
+            enough = ran.height >= ENOUGH_BATCHES
+            found.append(
+                fit_profile(ran["seconds"], ran["prompt_tokens"], ran["output_tokens"], ran["rows"])
+                if enough
+                else known
+            )
+        return found
 
     def _lookahead(self) -> Lookahead | None:
         assert self.policy is not None
@@ -712,7 +727,7 @@ class Relay:
         usd = np.zeros(n)
         top_done = done.filter(pl.col("tier") == top)
         if prediction is not None:
-            usd = self._cost(prediction)[0][:, top]
+            usd = self._cost(prediction, self._measured_profiles())[0][:, top]
         usd[self.unanswerable] = 0.0
         usd[top_done["row"].to_numpy().astype(np.int64)] = top_done["cost_usd"].to_numpy()
         return Outcome(
