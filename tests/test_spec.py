@@ -103,11 +103,10 @@ def test_an_unset_variable_is_named(tmp_path: Path) -> None:
 
 def test_set_changes_keys_by_path_and_tiers_by_name(tmp_path: Path) -> None:
     job = load(
-        tmp_path, GOOD, changes=["tiers.small.batch.max=64", "generation.max_new_tokens=5", "quality.target=0.5"]
+        tmp_path, GOOD, changes=["tiers.small.batch.max=64", "generation.max_new_tokens=5", "grading.method=numeric"]
     )
     assert (job.spec.tiers[0].batch.max, job.spec.generation.max_new_tokens) == (64, 5)
-    assert job.spec.quality is not None
-    assert job.spec.quality.target == 0.5
+    assert job.spec.grading.method == "numeric"
     with pytest.raises(SpecError, match="neither a number nor a name"):
         load(tmp_path, GOOD, changes=["tiers.big.batch.max=64"])
     with pytest.raises(SpecError, match=r"key\.path=value"):
