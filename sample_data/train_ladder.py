@@ -10,6 +10,7 @@ import argparse
 import itertools
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -172,7 +173,7 @@ def train(name: str, threads: int) -> None:
     if (work / "state.json").exists():
         state = json.loads((work / "state.json").read_text())
         restore(work / f"checkpoint-{state['step']}.safetensors", model, optimisers)
-    core = torch.compile(model.model, dynamic=True) if os.environ.get("RELAYBATCH_COMPILE") else model.model
+    core = torch.compile(model.model, dynamic=True) if shutil.which("g++") else model.model
     bases = [[group["lr"] for group in o.param_groups] for o in optimisers]
     if state["step"]:
         bases = [[recipe.muon_lr], [recipe.adam_lr]]
@@ -210,7 +211,7 @@ def train(name: str, threads: int) -> None:
             state["seconds"] += now - began
             began = saved = now
             save(work, model, optimisers, state)
-    export(name, model, tokenizer)
+    export(name, model, tokenizer, state)
 
 
 def save(work: Path, model: LlamaForCausalLM, optimisers: list[torch.optim.Optimizer], state: dict[str, Any]) -> None:
@@ -243,8 +244,8 @@ def restore(path: Path, model: LlamaForCausalLM, optimisers: list[torch.optim.Op
         o.load_state_dict(whole)
 
 
-def export(name: str, model: LlamaForCausalLM, tokenizer: Any) -> None:
-    """Write the model as an ordinary Hugging Face folder in bfloat16."""
+def export(name: str, model: LlamaForCausalLM, tokenizer: Any, state: dict[str, Any]) -> None:
+    """Write the model as an ordinary Hugging Face folder in bfloat16, and how it was trained."""
     folder = MODELS / name
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
@@ -253,6 +254,7 @@ def export(name: str, model: LlamaForCausalLM, tokenizer: Any) -> None:
     copy.config.dtype = torch.bfloat16
     copy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    (folder / "training.json").write_text(json.dumps(state) + "\n")
 
 
 @torch.inference_mode()
@@ -297,7 +299,7 @@ def evaluate(names: list[str]) -> None:
 def write_card(name: str, scored: pl.DataFrame) -> None:
     """README.md of a model's folder, from measured scores."""
     recipe = RECIPES[name]
-    state = json.loads((WORK / name / "state.json").read_text())
+    state = json.loads((MODELS / name / "training.json").read_text())
     config = json.loads((MODELS / name / "config.json").read_text())
     weights = load_file(MODELS / name / "model.safetensors")
     parameters = sum(t.numel() for t in weights.values())
@@ -325,8 +327,7 @@ def write_card(name: str, scored: pl.DataFrame) -> None:
     lines += [
         "| **all** | " + " | ".join(f"{v:.2f}" for v in overall) + f" | {mean:.2f} |", "",
         "## Training", "",
-        f"{state['step']:,} steps, {state['tokens']:,} tokens (prompts and answers; loss on answers only), {state['seconds'] / 60:.0f} minutes of"
-        " wall clock on 2 shared CPU cores, bfloat16 autocast, Muon for matrices and AdamW for the rest, fixed seeds, linear decay to zero."
+        f"{state['step']:,} steps, {state['tokens']:,} tokens (prompts and answers; loss on answers only), {state['seconds'] / 60:.0f} minutes of wall clock on one thread (torch.compile) of 2 shared CPU cores, bfloat16 autocast, Muon for matrices and AdamW for the rest, fixed seeds, linear decay to zero."
         f" Recipe: `{json.dumps(asdict(recipe))}`. No held-out instruction is in training: the pools are split by a hash of the text.", "",
     ]  # fmt: skip
     (MODELS / name / "README.md").write_text("\n".join(lines), encoding="utf-8")
@@ -347,7 +348,7 @@ def main() -> None:
             state = json.loads((WORK / name / "state.json").read_text())
             model = build(RECIPES[name], tokenizer)
             restore(WORK / name / f"checkpoint-{state['step']}.safetensors", model, [])
-            export(name, model, tokenizer)
+            export(name, model, tokenizer, state)
     elif not options.evaluate:
         if not (WORK / "tokenizer" / "tokenizer.json").exists():
             build_tokenizer(WORK / "tokenizer")
