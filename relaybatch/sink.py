@@ -52,13 +52,14 @@ def results_frame(instructions: Instructions, answers: pl.DataFrame) -> tuple[pl
     ).select(pl.col(name).cast(dtype) for name, dtype in RESULTS.items())
     names: dict[str, str] = {}
     for name in carried.columns:
-        if name == "id" and _same_text(carried[name], requests["id"]):
+        if name == "id" and _same_text(carried.get_column(name), requests["id"]):
             continue
         renamed, k = name, 1
         while renamed in RESULTS or renamed in names.values() or (renamed != name and renamed in carried.columns):
             renamed, k = (f"{name}_input" if k == 1 else f"{name}_input{k}"), k + 1
         names[name] = renamed
-    user = carried.select(pl.col(name).alias(renamed) for name, renamed in names.items())
+    # by series, not by expression: a column may be called `*` or `^x$`
+    user = pl.DataFrame({renamed: carried.get_column(name) for name, renamed in names.items()})
     texts = frozenset(names[name] for name in instructions.json_columns if name in names)
     return (pl.concat([fixed, user], how="horizontal") if user.width else fixed), texts
 
@@ -141,8 +142,15 @@ def _sync_folder(folder: Path) -> None:
 def _parquet(frame: pl.DataFrame, file: IO[bytes]) -> None:
     import pyarrow.parquet as pq
 
-    typeless = [pl.col(name).cast(pl.String) for name, dtype in frame.schema.items() if dtype == pl.Null]
-    table = frame.with_columns(typeless).to_arrow()
+    typed = [one.cast(pl.String) if one.dtype == pl.Null else one for one in frame.get_columns()]
+    named: dict[str, pl.Series] = {}
+    for one in typed:
+        # Arrow's names end at a NUL
+        name = one.name.replace("\0", "\ufffd")
+        while name in named:
+            name += "_"
+        named[name] = one
+    table = pl.DataFrame(named).to_arrow()
     with pq.ParquetWriter(file, table.schema, compression="zstd", write_page_checksum=True) as writer:
         writer.write_table(table, row_group_size=ROW_GROUP)
 
@@ -150,7 +158,7 @@ def _parquet(frame: pl.DataFrame, file: IO[bytes]) -> None:
 def _lines(frame: pl.DataFrame, json_columns: frozenset[str]) -> Iterator[bytes]:
     columns: list[list[Any]] = []
     for name, dtype in frame.schema.items():
-        values = frame[name].to_list()
+        values = frame.get_column(name).to_list()
         if name in json_columns:
             values = [None if v is None else orjson.Fragment(v) for v in values]
         elif not _is_plain(dtype):

@@ -208,12 +208,23 @@ def test_an_input_without_any_row_in_it_is_refused(make_job: MakeJob) -> None:
 
 
 def test_columns_with_odd_names_are_carried(make_job: MakeJob) -> None:
-    row = {"id": "a", "prompt": "x", "response": 1, "response_input": 2, "Response": 4, "": 5, "column_6": 6, "row": 7}
+    row = {
+        "id": "a",
+        "prompt": "x",
+        "response": 1,
+        "response_input": 2,
+        "Response": 4,
+        "": 5,
+        "column_6": 6,
+        "row": 7,
+        "*": 8,
+        "^a$": 9,
+    }
     job = make_job([row], tiers=("small",))
     relaybatch.run(job)
     found = results(job)[0]
-    assert {k: found[k] for k in ("Response", "", "column_6", "row", "response_input")} == {
-        "Response": 4, "": 5, "column_6": 6, "row": 7, "response_input": 2,
+    assert {k: found[k] for k in ("Response", "", "column_6", "row", "response_input", "*", "^a$")} == {
+        "Response": 4, "": 5, "column_6": 6, "row": 7, "response_input": 2, "*": 8, "^a$": 9,
     }  # fmt: skip
     assert 1 in found.values()
 

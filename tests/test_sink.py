@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relaybatch.errors import OutputError
@@ -52,6 +52,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=60, deadline=None)
+@example([{"*": None}, {"": 1, "^x$": 2}])
 @given(
     st.lists(
         st.dictionaries(st.text(CHARACTERS, min_size=1, max_size=6), JSON, max_size=4),
@@ -69,6 +70,7 @@ def test_whatever_the_user_sends_comes_back(extra: list[dict[str, Any]]) -> None
         assert not given_rows.rejects
         frame, texts = results_frame(given_rows, answers(len(rows)))
         write_results(frame, folder / "out.jsonl", "jsonl", texts)
+        write_results(frame, folder / "out.parquet", "parquet", texts)
         found = lines(folder / "out.jsonl")
     for sent, got in zip(rows, found, strict=True):
         for key, value in sent.items():
