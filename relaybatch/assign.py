@@ -1,13 +1,16 @@
 """The optimum over the job: one tier for every row, by Lagrangian relaxation, with a bound on what is lost.
 
 Pure functions of arrays: N rows, T tiers. With multipliers fixed the choice is an argmax a row, so one vectorised
-pass; multipliers are found by bisection, one constraint after the other; the last rows are repaired greedily.
+pass. One multiplier is found by bisection; several by Newton's method on a smoothed dual, then by bisection in turn.
+The last rows are repaired greedily, then in pairs.
 Sources: Fisher (1981), The Lagrangian Relaxation Method for Solving Integer Programming Problems; Sinha & Zoltners
-(1979), The Multiple-Choice Knapsack Problem (greedy repair).
+(1979), The Multiple-Choice Knapsack Problem (greedy repair); Nesterov (2005), Smooth Minimization of Non-Smooth
+Functions; Bertsekas (1982), Projected Newton Methods for Optimization Problems with Simple Constraints.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +27,12 @@ BISECTIONS = 100
 CYCLES = 12
 REPAIRS = 40
 SAMPLE = 20_000  # rows that find the multipliers roughly, and rows that are repaired, of very many
-PAIRED = 800  # rows × tiers up to which pairs of moves are tried
+PAIRED = 300  # moves of which pairs are tried: those that lose least by the multipliers
 EXCHANGES = 50
+ENOUGH = 1e-4  # gap at which pairs are tried no more
+WIDTHS = (1.0, 0.1, 0.01, 0.001)  # of the dual's rounded kinks, one after the other, in mean ranges of a row's scores
+NEWTON_STEPS = 20
+HALVINGS = 20
 NEAR = 0.03  # how far from the sample's a multiplier is sought first, as a share
 
 
@@ -97,6 +104,17 @@ class _Constraint:
         else:
             score[:, self.column] -= price * self.use
 
+    def cross(self, share: Floats, other: _Constraint) -> float:
+        """The summed product of both uses where the options of every row have a share (N, T)."""
+        tiers = range(share.shape[1]) if self.column is None else [self.column]
+        return sum(float((share[:, t] * self.to(t) * other.to(t)).sum()) for t in tiers)
+
+    def expected(self, share: Floats) -> Floats:
+        """Use (N,) where the options of every row have a share (N, T)."""
+        if self.column is None:
+            return np.asarray(np.einsum("nt,nt->n", share, self.use))
+        return share[:, self.column] * self.use
+
     def table(self, tiers: int) -> Floats:
         """Use (N, T) of every row on every tier."""
         return np.stack([self.to(t) for t in range(tiers)], axis=1)
@@ -124,7 +142,7 @@ def assign(
     limits; else most quality within the limits, and of equal quality the cheaper. Where `allowed` (N, T) is False,
     the option is never chosen and its figures are not looked at.
     Raises InfeasibleError: no assignment keeps the limits (or none was found); carries the nearest figure that can be
-    met. ValueError: a row without an allowed tier, or a figure that is not finite.
+    met. ValueError: a row without an allowed tier, or a figure that is not finite (an infinite limit is none).
     """
     # by columns: every pass goes tier by tier
     q = np.asfortranarray(quality, dtype=np.float64)
@@ -157,7 +175,7 @@ def assign(
     gap = (dual - primal) / largest if dual - primal > SLACK * largest else 0.0
     return Assignment(
         choice, float(c[at, choice].sum()), float(q[at, choice].mean()), float(s[at, choice].sum()),
-        -dual if least_cost else dual, gap,
+        -dual if least_cost else dual, float(gap),
         {one.name: float(p) for one, p in zip(constraints, prices, strict=True)},
     )  # fmt: skip
 
@@ -176,7 +194,10 @@ def _constraints(q: Floats, c: Floats, s: Floats, limits: Limits, rows: int) -> 
         for t, cap in enumerate(caps or ()):
             if cap is not None:
                 found.append(_Constraint(f"{name}.{t}", ones if use is None else use[:, t], float(cap), t))
-    return found
+    for one in found:
+        if not one.limit > -np.inf:
+            raise ValueError(f"{one.name} is not a number")
+    return [one for one in found if one.limit < np.inf]
 
 
 def _solve(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, Floats]:
@@ -185,14 +206,14 @@ def _solve(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, F
     Raises InfeasibleError: no choice keeps the constraints; names one and the least use of it that the others permit.
     """
     choice, prices = _dual(objective, constraints)
-    choice = _repair(objective, constraints, choice, prices)
-    broken = [one for one in constraints if one.total(choice) > one.room]
-    if not broken:
-        return choice, prices
-    # the least use of one constraint that the others permit: within its limit it is a start, else it is the nearest
-    one = next((one for one in constraints if one.name == "min_quality"), broken[0])
+    if not _excluded(objective, constraints, prices):
+        choice = _repair(objective, constraints, choice, prices)
+        if _kept(constraints, choice):
+            return choice, prices
+    # the least use of the first constraint that the others permit: within its limit it is a start, else the nearest
+    one = constraints[0]
     sparing = np.where(np.isneginf(objective), -np.inf, -one.table(objective.shape[1]))
-    choice, _ = _solve(np.asfortranarray(sparing), [other for other in constraints if other is not one])
+    choice, _ = _solve(np.asfortranarray(sparing), constraints[1:])
     if one.total(choice) > one.room:
         raise _infeasible(one, one.total(choice), len(choice))
     return _repair(objective, constraints, choice, prices), prices
@@ -210,6 +231,25 @@ def _bound(objective: Floats, constraints: list[_Constraint], prices: Floats) ->
     """What no choice within the constraints can exceed, by weak duality at any multipliers of 0 or more."""
     best = float(_best(_score(objective, constraints, prices)).sum())
     return best + sum(float(p) * one.limit for p, one in zip(prices, constraints, strict=True))
+
+
+def _kept(constraints: list[_Constraint], choice: Choice) -> bool:
+    return all(one.total(choice) <= one.room for one in constraints)
+
+
+def _excluded(objective: Floats, constraints: list[_Constraint], prices: Floats) -> bool:
+    """Do the multipliers prove that no choice keeps the constraints? Then the bound is below the worst of all choices."""
+    rounding = sum(float(p) * (one.room - one.limit) for p, one in zip(prices, constraints, strict=True))
+    return _below(_bound(objective, constraints, prices) + rounding, _worst(objective))
+
+
+def _below(bound: float, worst: float) -> bool:
+    return bound < worst - SLACK * max(abs(bound), abs(worst))
+
+
+def _worst(objective: Floats) -> float:
+    """The least summed objective of all choices."""
+    return float(-_best(np.where(np.isneginf(objective), -np.inf, -objective)).sum())
 
 
 def _best(score: Floats) -> Floats:
@@ -235,7 +275,12 @@ def _dual(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, Fl
         part = np.random.default_rng(0).integers(0, rows, SAMPLE)
         fewer = [one.of_rows(part, SAMPLE / rows) for one in constraints]
         guess, prices = _dual(np.asfortranarray(objective[part]), fewer)
-        prices[[one.total(guess) > one.room for one in fewer]] = 0.0
+        if len(constraints) == 1 and fewer[0].total(guess) > fewer[0].room:
+            prices[:] = 0.0
+    if len(constraints) > 1:
+        prices = _newton(objective, constraints, prices)
+        if _excluded(objective, constraints, prices):
+            return _argmax(_score(objective, constraints, prices)), prices
     choice = _argmax(_score(objective, constraints, prices))
     for _ in range(CYCLES):
         before = prices.copy()
@@ -248,6 +293,71 @@ def _dual(objective: Floats, constraints: list[_Constraint]) -> tuple[Choice, Fl
         if len(constraints) == 1 or np.allclose(prices, before, rtol=1e-4, atol=0):
             break
     return choice, prices
+
+
+def _newton(objective: Floats, constraints: list[_Constraint], prices: Floats) -> Floats:
+    """Multipliers near which the dual is least: Newton's method with its kinks rounded off, then less and less so.
+
+    Where limits work against each other, moving one multiplier after the other creeps, or stops at a kink.
+    """
+    rows, tiers = objective.shape
+    barred = np.isneginf(objective)
+
+    def span(values: Floats) -> float:
+        high, low = (np.where(barred, blank, values) for blank in (-np.inf, np.inf))
+        return float((_best(high) + _best(-low)).mean())
+
+    worth, worst = span(objective), _worst(objective)
+    if not worth > 0:
+        return prices
+    # what a price of one is worth, so that figures in USD, seconds and rows count alike
+    spans = np.array([max(span(one.table(tiers)), 1e-300) for one in constraints])
+    for width in worth * np.array(WIDTHS[-1:] if prices.any() else WIDTHS):
+        here = _smoothed(objective, constraints, prices, width)
+        for _ in range(NEWTON_STEPS):
+            value, slope, bend = here
+            if _below(value, worst):
+                return prices
+            free = np.flatnonzero((prices > 0) | (slope < 0))
+            if not len(free) or np.abs(slope[free] / spans[free]).max() <= 1e-6 * rows:
+                break
+            bent = bend(free) + np.diag(1e-6 * rows * spans[free] ** 2 / worth)
+            step = np.zeros(len(prices))
+            step[free] = np.linalg.solve(bent, -slope[free])
+            for halved in range(HALVINGS):
+                tried = np.maximum(prices + step / 2**halved, 0.0)
+                there = _smoothed(objective, constraints, tried, width)
+                if there[0] <= value + 1e-4 * float(slope @ (tried - prices)):
+                    prices, here = tried, there
+                    break
+            else:
+                break
+    return prices
+
+
+def _smoothed(
+    objective: Floats, constraints: list[_Constraint], prices: Floats, width: float
+) -> tuple[float, Floats, Callable[[NDArray[np.intp]], Floats]]:
+    """The dual with logarithms of summed exponentials for maxima, its slope (K,), and its second derivatives."""
+    share = _score(objective, constraints, prices)
+    best = _best(share)
+    for t in range(share.shape[1]):
+        share[:, t] = np.exp((share[:, t] - best) / width)
+    summed = share.sum(axis=1)
+    limits = np.array([one.room for one in constraints])
+    value = float(best.sum() + width * np.log(summed).sum() + prices @ limits)
+    share /= summed[:, None]
+    means = [one.expected(share) for one in constraints]
+
+    def bend(free: NDArray[np.intp]) -> Floats:
+        found = np.empty((len(free), len(free)))
+        for i, a in enumerate(free):
+            for j, b in enumerate(free[: i + 1]):
+                cross = constraints[a].cross(share, constraints[b]) - float((means[a] * means[b]).sum())
+                found[i, j] = found[j, i] = cross / width
+        return found
+
+    return value, limits - np.array([float(mean.sum()) for mean in means]), bend
 
 
 def _bisect(base: Floats, one: _Constraint, guess: float) -> tuple[float, Choice]:
@@ -306,10 +416,12 @@ def _bisect(base: Floats, one: _Constraint, guess: float) -> tuple[float, Choice
 def _repair(objective: Floats, constraints: list[_Constraint], choice: Choice, prices: Floats) -> Choice:
     """First undo what breaks a constraint, then spend the room that is left.
 
-    Of many rows only those are moved that lose least by the multipliers' scores, unless that mends nothing.
+    In pairs as long as few moves are wanted, else greedily, then in pairs again. Of many rows only those are moved that
+    lose least by the multipliers' scores, unless that mends nothing.
     """
     if not constraints:
         return choice
+    choice = _exchange(objective, constraints, choice, prices)
     if len(choice) > 2 * SAMPLE:
         score = _score(objective, constraints, prices)
         chosen = score[np.arange(len(choice)), choice]
@@ -318,32 +430,57 @@ def _repair(objective: Floats, constraints: list[_Constraint], choice: Choice, p
         choice = choice.copy()
         apart = [one.of_rows(near, used=one.total(choice) - float(one.of(choice)[near].sum())) for one in constraints]
         choice[near] = _moves(objective[near], apart, choice[near], prices)
-        if all(one.total(choice) <= one.room for one in constraints):
+        choice = _exchange(objective, constraints, choice, prices)
+        if _kept(constraints, choice):
             return choice
-    choice = _moves(objective, constraints, choice, prices)
-    return _exchange(objective, constraints, choice) if objective.size <= PAIRED else choice
+    return _exchange(objective, constraints, _moves(objective, constraints, choice, prices), prices)
 
 
-def _exchange(objective: Floats, constraints: list[_Constraint], choice: Choice) -> Choice:
-    """The choice after the best pairs of moves, of two rows at once, until no pair gains within the constraints.
+def _exchange(objective: Floats, constraints: list[_Constraint], choice: Choice, prices: Floats) -> Choice:
+    """The choice after the best pairs of moves, of two rows at once, until none helps or the gap is small enough.
 
-    For small jobs, where one row is a large share of the whole and greedy moves alone stop too early.
+    A pair helps that lessens what breaks constraints, or else gains and keeps them. Single moves stop early where one
+    row is a large share of the whole, or where each move that gains by one limit loses by another.
     """
     rows, tiers = objective.shape
-    choice, table = choice.copy(), [one.table(tiers) for one in constraints]
-    row, tier = (place.ravel() for place in np.indices((rows, tiers)))
+    at, dual = np.arange(rows), _bound(objective, constraints, prices)
+    enough = dual - ENOUGH * abs(dual)
+    loss = -_score(objective, constraints, prices)
+    loss -= loss[at, choice][:, None]
+    loss[at, choice] = np.inf
+    moves = np.argpartition(loss.ravel(), min(PAIRED, loss.size - 1))[:PAIRED]
+    row, tier = np.divmod(np.sort(moves[np.isfinite(loss.ravel()[moves])]), tiers)
+    # to stay is a move as well, of no row, so a move alone is among the pairs
+    row, tier = np.append(row, -1), np.append(tier, 0)
+    apart = row[:, None] != row[None, :]
+    target = [np.where(row >= 0, one.of_rows(row).of(tier), 0.0) for one in constraints]
+    choice = choice.copy()
     for _ in range(EXCHANGES):
-        gain = (objective - objective[np.arange(rows), choice][:, None])[row, tier]
-        fine = row[:, None] != row[None, :]
-        for one, use in zip(constraints, table, strict=True):
-            step = (use - one.of(choice)[:, None])[row, tier]
-            # to stay is a move as well, so a move alone is among the pairs
-            fine &= step[:, None] + step[None, :] <= one.room - one.total(choice)
-        both = np.where(fine, gain[:, None] + gain[None, :], -np.inf)
-        first, second = np.unravel_index(int(np.argmax(both)), both.shape)
-        if both[first, second] <= 1e-9 * float(np.abs(gain[np.isfinite(gain)]).max(initial=0.0)):
+        gain = np.where(row >= 0, objective[row, tier] - objective[row, choice[row]], 0.0)
+        total = float(objective[at, choice].sum())
+        excess, now = np.zeros(apart.shape), 0.0
+        for one, use in zip(constraints, target, strict=True):
+            step = np.where(row >= 0, use - one.of_rows(row).of(choice[row]), 0.0)
+            over, unit = one.total(choice) - one.room, max(float(np.abs(step).mean()), 1e-300)
+            now += max(over, 0.0) / unit
+            excess += np.maximum(step[:, None] + (step[None, :] + over), 0.0) / unit
+        if now == 0 and total >= enough:
             break
-        choice[row[first]], choice[row[second]] = tier[first], tier[second]
+        both = np.where(apart, gain[:, None] + gain[None, :], -np.inf)
+        kept = apart & (excess == 0)
+        if kept.any():
+            both[~kept] = -np.inf
+            if now == 0 and both.max() <= 1e-9 * float(np.abs(gain).max()):
+                break
+            first, second = np.unravel_index(int(np.argmax(both)), both.shape)
+        else:
+            excess[~apart] = np.inf
+            first, second = np.unravel_index(int(np.argmin(excess)), excess.shape)
+            if excess[first, second] >= now:
+                break
+        for move in (first, second):
+            if row[move] >= 0:
+                choice[row[move]] = tier[move]
     return choice
 
 

@@ -202,6 +202,21 @@ def test_rows_all_alike_are_shared_out_to_the_last_dollar() -> None:
     assert cheapest.multipliers["min_quality"] == pytest.approx(5.0, rel=1e-3)
 
 
+def test_rows_all_alike_under_limits_that_work_against_each_other() -> None:
+    quality, cost = np.tile([0.5, 0.8, 0.9], (1000, 1)), np.tile([1.0, 3.0, 9.0], (1000, 1))
+    found = assign(quality, cost, Limits(min_quality=0.7, tier_rows=(None, 500, None)))
+    assert np.bincount(found.tier).tolist() == [375, 500, 125]
+    assert found.gap < 1e-3
+    assert found.multipliers["min_quality"] == pytest.approx(20, rel=1e-2)
+
+
+def test_an_infinite_limit_is_none() -> None:
+    quality, cost = np.array([[0.5, 0.9]]), np.array([[1.0, 3.0]])
+    found = assign(quality, cost, Limits(budget_usd=float("inf"), tier_rows=(float("inf"), None)))  # type: ignore[arg-type]
+    assert found.bound == pytest.approx(0.9)
+    assert found.multipliers == {}
+
+
 def test_barred_options_may_hold_anything() -> None:
     nan = float("nan")
     allowed = np.array([[True, False], [True, True]])
@@ -216,6 +231,8 @@ def test_what_is_no_number_is_refused() -> None:
         assign(np.array([[0.5], [np.nan]]), np.ones((2, 1)), Limits())
     with pytest.raises(ValueError, match="cost_usd of row 0 is not a number"):
         assign(np.ones((1, 2)), np.array([[1.0, np.inf]]), Limits())
+    with pytest.raises(ValueError, match="budget_usd is not a number"):
+        assign(np.ones((1, 2)), np.ones((1, 2)), Limits(budget_usd=float("nan")))
     with pytest.raises(ValueError, match="row 1 has no allowed tier"):
         assign(np.ones((2, 2)), np.ones((2, 2)), Limits(), allowed=np.array([[True, True], [False, False]]))
 
@@ -295,3 +312,48 @@ def test_many_rows(order: str) -> None:
         job.seconds = np.zeros_like(cost)
         job.require_kept(found, limits)
         assert found.gap < 1e-4
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
+@pytest.mark.parametrize("kind", ["rows", "seconds", "all"])
+def test_limits_that_work_against_each_other(kind: str, share: float) -> None:
+    rng = np.random.default_rng(3)
+    rows = 1_000
+    quality = np.sort(rng.random((rows, 4)), axis=1) * 0.6 + 0.4 * rng.random((rows, 1))
+    cost = np.array([1, 3, 8, 30]) * 1e-4 * (0.5 + rng.random((rows, 1))) * (0.8 + 0.4 * rng.random((rows, 4)))
+    seconds = cost * rng.random((rows, 4)) * 1000
+    kinds: dict[str, dict[str, Any]] = {
+        "rows": {"tier_rows": (None, rows // 3, rows // 5, rows // 10)},
+        "seconds": {"max_seconds": 0.4 * float(seconds.mean()) * rows},
+        "all": {
+            "budget_usd": 0.5 * float(cost.mean()) * rows, "max_seconds": 0.45 * float(seconds.mean()) * rows,
+            "tier_rows": (None, None, rows // 4, rows // 10), "tier_usd": (None, float(cost[:, 1].sum()) / 3, None, None),
+        },
+    }  # fmt: skip
+    others = kinds[kind]
+    most = assign(quality, cost, Limits(**others), seconds=seconds)
+    assert most.gap < 1e-3
+    least = float(quality[np.arange(rows), cost.argmin(axis=1)].mean())
+    # up to the edge of what the other limits permit
+    limits = Limits(min_quality=least + share * (most.quality - least), **others)
+    found = assign(quality, cost, limits, seconds=seconds)
+    job = Job(0, 1, 1, "")
+    job.quality, job.cost, job.seconds, job.allowed = quality, cost, seconds, np.ones((rows, 4), np.bool_)
+    job.require_kept(found, limits)
+    assert found.gap < 2e-3
+
+
+@given(jobs, st.floats(0, 1), st.integers(0, 10**6), st.floats(0, 1))
+@settings(deadline=None, max_examples=40)
+def test_what_a_row_costs_on_every_tier_changes_no_other(job: Job, share: float, row: int, more: float) -> None:
+    job.limits = Limits()
+    shown = np.where(job.allowed, job.cost, np.nan)
+    least, most = float(np.nanmin(shown, axis=1).sum()), float(np.nanmax(shown, axis=1).sum())
+    budget = least + share * (most - least)
+    before = job.solve(budget_usd=budget)
+    job.cost = job.cost.copy()
+    job.cost[row % len(job.cost)] += more
+    after = job.solve(budget_usd=budget + more)
+    largest = max(abs(before.bound), 1e-12)
+    assert after.bound == pytest.approx(before.bound, rel=1e-6)
+    assert abs(after.quality - before.quality) * len(job.cost) <= max(before.gap, after.gap) * largest + 1e-6 * largest
