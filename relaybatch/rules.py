@@ -237,8 +237,9 @@ def _search(function: str, text: pl.Expr, sought: str) -> pl.Expr:
     try:
         pl.Series([""]).str.contains(sought)
     except pl.exceptions.ComputeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise _Refusal(f"bad pattern `{_short(sought)}`: {lines[-1].removeprefix('error: ')}") from None
+        # the parser's reason stands last, before what Polars says of its own expression
+        reason = str(error).split("\n\n")[0].splitlines()[-1].rsplit("error: ")[-1].rstrip(".")
+        raise _Refusal(f"bad pattern `{_short(sought)}`: {reason}") from None
     return text.str.contains(sought)
 
 
