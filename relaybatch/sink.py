@@ -5,22 +5,18 @@ A file is written aside in the same folder, synced to disk, renamed into place, 
 
 from __future__ import annotations
 
-import base64
 import errno
-import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import orjson
 import polars as pl
 
+from relaybatch.chunk import Reject, as_json, plain_text, timeless
 from relaybatch.errors import OutputError
-from relaybatch.jsonl import Reject
 from relaybatch.source import Instructions
 
 ASIDE = ".aside-"
@@ -52,7 +48,7 @@ def results_frame(instructions: Instructions, answers: pl.DataFrame) -> tuple[pl
     ).select(pl.col(name).cast(dtype) for name, dtype in RESULTS.items())
     names: dict[str, str] = {}
     for name in carried.columns:
-        if name == "id" and _same_text(carried.get_column(name), requests["id"]):
+        if name == "id" and _same_text(carried.get_column(name), name in instructions.json_columns, requests["id"]):
             continue
         renamed, k = name, 1
         while renamed in RESULTS or renamed in names.values() or (renamed != name and renamed in carried.columns):
@@ -64,9 +60,9 @@ def results_frame(instructions: Instructions, answers: pl.DataFrame) -> tuple[pl
     return (pl.concat([fixed, user], how="horizontal") if user.width else fixed), texts
 
 
-def _same_text(column: pl.Series, ids: pl.Series) -> bool:
+def _same_text(column: pl.Series, is_json: bool, ids: pl.Series) -> bool:
     if column.dtype == pl.String or column.dtype.is_integer():
-        return bool((column.cast(pl.String) == ids).fill_null(False).all())
+        return bool((plain_text(column, is_json) == ids).fill_null(False).all())
     return False
 
 
@@ -75,7 +71,8 @@ def write_results(
 ) -> None:
     """Write results as Parquet (zstd, page checksums, row groups of 50,000) or JSONL (strict; not-numbers become null).
 
-    In JSONL, binary data is base64, dates are ISO 8601, decimals are text, JSON columns are the JSON they hold.
+    In JSONL, binary data is base64, dates, times and durations are ISO 8601, decimals are text, and JSON columns are
+    the JSON they hold.
     Raises OutputError: the disk is full, the folder cannot be written, …; the file that was there is untouched.
     """
     with _aside(path) as file:
@@ -99,9 +96,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def clean_aside(folder: Path) -> None:
-    """Remove what a killed process left half written."""
-    for path in folder.glob(f"{ASIDE}*"):
-        path.unlink(missing_ok=True)
+    """Remove what a killed process left half written. Raises OutputError: it cannot be removed."""
+    try:
+        for path in folder.glob(f"{ASIDE}*"):
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"{error.filename or folder}: cannot be removed: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -150,46 +150,21 @@ def _parquet(frame: pl.DataFrame, file: IO[bytes]) -> None:
         while name in named:
             name += "_"
         named[name] = one
-    table = pl.DataFrame(named).to_arrow()
-    with pq.ParquetWriter(file, table.schema, compression="zstd", write_page_checksum=True) as writer:
-        writer.write_table(table, row_group_size=ROW_GROUP)
+    table = pl.DataFrame(named)
+    schema = table.clear().to_arrow().schema
+    with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
+        for start in range(0, table.height, ROW_GROUP):
+            writer.write_table(table.slice(start, ROW_GROUP).to_arrow())
 
 
 def _lines(frame: pl.DataFrame, json_columns: frozenset[str]) -> Iterator[bytes]:
     columns: list[list[Any]] = []
-    for name, dtype in frame.schema.items():
-        values = frame.get_column(name).to_list()
-        if name in json_columns:
+    for one in frame.get_columns():
+        values = timeless(one).to_list()
+        if one.name in json_columns:
             values = [None if v is None else orjson.Fragment(v) for v in values]
-        elif not _is_plain(dtype):
-            values = [_jsonable(v) for v in values]
         columns.append(values)
     names = frame.columns
+    options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
     for row in zip(*columns, strict=True):
-        yield orjson.dumps(dict(zip(names, row, strict=True))) + b"\n"
-
-
-def _is_plain(dtype: pl.DataType) -> bool:
-    return dtype in (pl.String, pl.Boolean, pl.Null) or dtype.is_integer()
-
-
-_WRITERS: dict[type, Callable[[Any], Any]] = {
-    float: lambda v: v if math.isfinite(v) else None,
-    bytes: lambda v: base64.b64encode(v).decode(),
-    list: lambda v: [_jsonable(x) for x in v],
-    dict: lambda v: {k: _jsonable(x) for k, x in v.items()},
-    Decimal: str,
-    timedelta: lambda v: v.total_seconds(),
-    datetime: lambda v: v.isoformat(),
-    date: lambda v: v.isoformat(),
-    time: lambda v: v.isoformat(),
-    pl.Series: lambda v: [_jsonable(x) for x in v.to_list()],
-}
-
-
-def _jsonable(value: Any) -> Any:
-    """A value as strict JSON can hold it."""
-    writer = _WRITERS.get(type(value))
-    if writer is not None:
-        return writer(value)
-    return value if value is None or isinstance(value, (str, bool, int)) else str(value)
+        yield orjson.dumps(dict(zip(names, row, strict=True)), default=as_json, option=options)
