@@ -17,6 +17,8 @@ import orjson
 import polars as pl
 from numpy.typing import NDArray
 
+FEW_ROWS = 1_000  # chunks with fewer, on average, are copied into one: many small files are slow to work on
+
 
 @dataclass(frozen=True)
 class Reject:
@@ -203,5 +205,5 @@ def unify(chunks: Sequence[Chunk]) -> tuple[pl.DataFrame, frozenset[str]]:
                 parts.append(part.cast(dtype or pl.String(), strict=False))
             else:
                 parts.append(part if name in chunk.json_columns else json_column(part))
-        columns[name] = pl.concat(parts)
+        columns[name] = pl.concat(parts, rechunk=sum(map(len, parts)) < FEW_ROWS * len(parts))
     return pl.DataFrame(columns), frozenset(texts)

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import polars as pl
 
-from relaybatch.chunk import Chunk, json_type, plain_text
+from relaybatch.chunk import FEW_ROWS, Chunk, json_type, plain_text
 from relaybatch.errors import InputError
 
 ROLES = ("system", "user", "assistant", "tool")
@@ -81,6 +81,8 @@ def _template_parts(template: str) -> list[tuple[str, str | None]]:
 def requests_of(chunk: Chunk, options: InputOptions) -> pl.DataFrame:
     """The requests of a chunk, in REQUESTS without `row`; `id` is null where the row has none that can be used."""
     n = chunk.height
+    if n == 0:
+        return REQUESTS.to_frame().drop("row")
     faults = _Faults(n)
     messages = pl.Series([None] * n, dtype=_MESSAGES)
     if options.messages is not None:
@@ -112,12 +114,12 @@ class _Faults:
         self.code = pl.Series("error_code", [None] * rows, dtype=pl.String)
         self.text = pl.Series("error", [None] * rows, dtype=pl.String)
 
-    def add(self, where: pl.Series, code: str, text: str | pl.Series) -> None:
-        """Mark rows where the mask holds and nothing was found before."""
-        fresh = where.fill_null(False) & self.code.is_null()
-        if not fresh.any():
+    def add(self, where: pl.Series, code: str, text: str, ends: pl.Series | None = None) -> None:
+        """Mark rows where the mask holds and nothing was found before; `ends` completes each row's sentence."""
+        if not where.any():
             return
-        texts = pl.Series([text], dtype=pl.String) if isinstance(text, str) else text
+        fresh = where.fill_null(False) & self.code.is_null()
+        texts = pl.Series([text], dtype=pl.String) if ends is None else text + ends
         self.code = pl.select(pl.when(fresh).then(pl.lit(code)).otherwise(self.code)).to_series()
         self.text = pl.select(pl.when(fresh).then(texts).otherwise(self.text)).to_series()
 
@@ -128,6 +130,9 @@ class _Faults:
 def _strings(chunk: Chunk, name: str) -> tuple[pl.Series, pl.Series]:
     """A column's strings (null elsewhere), and what its other values are (null where a string or nothing)."""
     given = chunk.column(name)
+    nothing = pl.Series(name, [None] * chunk.height, dtype=pl.String)
+    if given.dtype == pl.String and name not in chunk.json_columns:
+        return given, nothing
     if name in chunk.json_columns:
         first = given.str.slice(0, 1)
         kinds = first.replace_strict(
@@ -137,9 +142,6 @@ def _strings(chunk: Chunk, name: str) -> tuple[pl.Series, pl.Series]:
         kinds = pl.select(pl.when(given.is_not_null()).then(kinds)).to_series()
         values = [orjson.loads(v) if v is not None and v[:1] == '"' else None for v in given.to_list()]
         return pl.Series(name, values, dtype=pl.String), kinds
-    nothing = pl.Series(name, [None] * chunk.height, dtype=pl.String)
-    if given.dtype == pl.String:
-        return given, nothing
     kind = _kind_of(given.dtype)
     return nothing, pl.select(pl.when(given.is_not_null()).then(pl.lit(kind))).to_series().cast(pl.String)
 
@@ -165,7 +167,7 @@ def _shown(chunk: Chunk, name: str | None) -> pl.Series:
 
 def _prompts(chunk: Chunk, name: str, faults: _Faults) -> pl.Series:
     texts, kinds = _strings(chunk, name)
-    faults.add(kinds.is_not_null(), "prompt_type", f"`{name}` must be text, not " + kinds)
+    faults.add(kinds.is_not_null(), "prompt_type", f"`{name}` must be text, not ", kinds)
     faults.add(texts.is_null() & kinds.is_null(), "prompt_missing", f"`{name}` is null")
     return texts
 
@@ -174,7 +176,7 @@ def _tiers(chunk: Chunk, name: str | None, faults: _Faults) -> pl.Series:
     if name is None:
         return pl.Series([None] * chunk.height, dtype=pl.String)
     texts, kinds = _strings(chunk, name)
-    faults.add(kinds.is_not_null(), "tier_type", f"`{name}` must be the name of a tier, not " + kinds)
+    faults.add(kinds.is_not_null(), "tier_type", f"`{name}` must be the name of a tier, not ", kinds)
     return texts
 
 
@@ -190,9 +192,11 @@ def _ids(chunk: Chunk, name: str | None, faults: _Faults) -> pl.Series:
     elif given.dtype.is_integer():
         ids, kinds = given.cast(pl.String), ids
     kinds = kinds.replace("a number", "a number with a decimal point")
-    faults.add(kinds.is_not_null(), "id_type", f"`{name}` must be text or a whole number, not " + kinds)
-    faults.add(given.is_null() | (ids == "").fill_null(False), "empty_id", f"`{name}` is empty")
-    return pl.select(pl.when(ids != "").then(ids)).to_series()
+    faults.add(kinds.is_not_null(), "id_type", f"`{name}` must be text or a whole number, not ", kinds)
+    faults.add(given.is_null(), "empty_id", f"`{name}` is null")
+    empty = ids == ""
+    faults.add(empty, "empty_id", f"`{name}` is empty")
+    return pl.select(pl.when(~empty).then(ids)).to_series() if empty.any() else ids
 
 
 def _filled(chunk: Chunk, template: str, faults: _Faults) -> pl.Series:
@@ -222,7 +226,7 @@ def _conversations(chunk: Chunk, name: str, faults: _Faults) -> tuple[pl.Series,
         kept.append(None if fault else [{"role": m["role"], "content": m["content"]} for m in given])
         prompts.append(None if fault else "\n".join(m["content"] for m in given))
     why = pl.Series(wrong, dtype=pl.String)
-    faults.add(why.is_not_null(), "messages_invalid", f"`{name}`: " + why)
+    faults.add(why.is_not_null(), "messages_invalid", f"`{name}`: ", why)
     return pl.Series(kept, dtype=_MESSAGES), pl.Series(prompts, dtype=pl.String)
 
 
@@ -260,14 +264,14 @@ def _whole(chunk: Chunk, name: str | None, low: int, high: int) -> tuple[pl.Seri
 # -- all rows -----------------------------------------------------------------------------------------------------
 
 
-def number_rows(
-    parts: Sequence[pl.DataFrame], options: InputOptions, place: Callable[[int], str]
-) -> pl.DataFrame:  # fmt: skip
+def number_rows(parts: Sequence[pl.DataFrame], options: InputOptions, place: Callable[[int], str]) -> pl.DataFrame:
     """The requests of all chunks under each other, in REQUESTS: numbered, every id unique; `place` says where a row is.
 
     Raises InputError: an id stands twice.
     """
     frame = pl.concat([REQUESTS.to_frame().drop("row"), *parts])
+    if frame.height < FEW_ROWS * len(parts):
+        frame = frame.rechunk()
     ids = frame["id"]
     twice = ids.is_duplicated() & ids.is_not_null()
     if twice.any():

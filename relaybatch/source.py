@@ -11,7 +11,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
@@ -141,9 +141,9 @@ def _files(options: InputOptions) -> Iterator[tuple[Path, Literal["jsonl", "parq
     for given in options.paths:
         try:
             found = _matches(given, options.format)
-        except OSError as error:
-            where = error.filename if isinstance(error.filename, str) else given
-            raise InputError(f"{where}: cannot be read: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            where = getattr(error, "filename", None) or given
+            raise InputError(f"{where}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if not found:
             raise InputError(f"{given}: no such file, and no file matches",
                              hint="give a file, a glob such as in/*.jsonl, or a folder of .jsonl, .jsonl.gz, .jsonl.zst"
@@ -223,7 +223,8 @@ def _parquet(path: Path, seen: Callable[[bytes], None], named: dict[str, str]) -
         if twice:
             raise InputError(f"{_shown(path)}: the column `{twice[0]}` stands twice", hint="rename one of them")
         row = 1
-        for piece in chain([table.schema_arrow.empty_table()], table.iter_batches(BATCH_ROWS)):
+        pieces = table.iter_batches(BATCH_ROWS) if table.metadata.num_rows else [table.schema_arrow.empty_table()]
+        for piece in pieces:
             piece.validate(full=True)  # text that is no UTF-8 would break whoever reads it later
             frame = _frame(piece)
             numbers = np.arange(row, row + frame.height, dtype=np.int64)
