@@ -10,16 +10,17 @@ import sys
 import tempfile
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from relaybatch.errors import OutputError
-from relaybatch.sink import RESULTS, clean_aside, results_frame, write_bytes, write_results
+from relaybatch.sink import RESULTS, clean_aside, results_frame, write_bytes, write_rejects, write_results
 from relaybatch.source import InputOptions, Instructions, read
 from tests.conftest import environment
 
@@ -52,18 +53,17 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 @settings(max_examples=60, deadline=None)
-@example([{"*": None}, {"": 1, "^x$": 2}])
+@example({"a": {"*": None}, "b": {"": 1, "^x$": 2}})
 @given(
-    st.lists(
+    st.dictionaries(
+        st.text(CHARACTERS, min_size=1),
         st.dictionaries(st.text(CHARACTERS, min_size=1, max_size=6), JSON, max_size=4),
         min_size=1,
         max_size=6,
     )
 )
-def test_whatever_the_user_sends_comes_back(extra: list[dict[str, Any]]) -> None:
-    rows = [
-        {k: v for k, v in e.items() if k not in RESULTS} | {"id": f"i{n}", "prompt": "p"} for n, e in enumerate(extra)
-    ]
+def test_whatever_the_user_sends_comes_back(extra: dict[str, dict[str, Any]]) -> None:
+    rows = [{k: v for k, v in e.items() if k not in RESULTS} | {"id": name, "prompt": "p"} for name, e in extra.items()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         given_rows = instructions(folder, rows)
@@ -101,7 +101,7 @@ def test_types_that_json_lacks_are_written_as_documented(tmp_path: Path) -> None
         "f": [float("nan")], "l": [[1.0, float("inf")]], "s": [{"k": dt.date(2024, 1, 1)}],
     }  # fmt: skip
     write_results(pl.DataFrame(values), tmp_path / "o.jsonl", "jsonl", frozenset())
-    expected = {
+    expected: dict[str, Any] = {
         "b": "AP8=",
         "d": "2024-02-29",
         "t": "2024-02-29T12:00:00",
@@ -147,6 +147,27 @@ def test_a_full_disk_leaves_the_old_file_and_names_the_new(tmp_path: Path) -> No
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 4096
 
 
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_full_disk_leaves_the_old_results(tmp_path: Path, form: str) -> None:
+    path = tmp_path / f"results.{form}"
+    path.write_bytes(b"old")
+    code = (
+        "import resource, sys, hashlib; from pathlib import Path; import polars as pl\n"
+        "from relaybatch.sink import write_results; from relaybatch.errors import OutputError\n"
+        "frame = pl.DataFrame({'a': [hashlib.sha256(bytes([n % 251, n // 251])).hexdigest() for n in range(9000)]})\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))\n"
+        "try: write_results(frame, Path(sys.argv[1]), sys.argv[2], frozenset())\n"
+        "except OutputError as error: print(error); sys.exit(error.exit_code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), form], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == OutputError.exit_code, done.stderr
+    assert f"{path}: cannot be written" in done.stdout
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"none/x\.json"):
         write_bytes(tmp_path / "none" / "x.json", b"")
@@ -157,3 +178,70 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "results.parquet").write_bytes(b"whole")
     clean_aside(tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["results.parquet"]
+
+
+def test_times_are_written_to_the_last_digit_at_any_depth(tmp_path: Path) -> None:
+    moment = pl.Series([1_700_000_000_123_456_789], dtype=pl.Datetime("ns"))
+    frame = pl.DataFrame({
+        "n": moment, "z": pl.Series([0], dtype=pl.Datetime("ms", "Europe/Berlin")), "l": moment.reshape((1, 1)),
+        "s": pl.DataFrame({"t": moment, "x": [1]}).to_struct(), "far": pl.Series([-3_000_000], dtype=pl.Int32).cast(pl.Date),
+        "d": pl.Series([90_061_000_001], dtype=pl.Duration("us")), "t": pl.Series([5_000_000_001], dtype=pl.Time),
+        "*": pl.Series([None], dtype=pl.Datetime("ns")),
+    })  # fmt: skip
+    write_results(frame, tmp_path / "o.jsonl", "jsonl", frozenset())
+    assert lines(tmp_path / "o.jsonl") == [{
+        "n": "2023-11-14T22:13:20.123456789", "z": "1970-01-01T01:00:00+01:00", "l": ["2023-11-14T22:13:20.123456789"],
+        "s": {"t": "2023-11-14T22:13:20.123456789", "x": 1}, "far": "-6244-04-12", "d": "P1DT1H1M1.000001S",
+        "t": "00:00:05.000000001", "*": None,
+    }]  # fmt: skip
+    write_results(frame, tmp_path / "o.parquet", "parquet", frozenset())
+    assert pl.read_parquet(tmp_path / "o.parquet").drop("l").equals(frame.drop("l"))
+
+
+def test_maps_and_odd_values_are_written(tmp_path: Path) -> None:
+    table = pa.table(
+        {"m": pa.array([[(1, "x")]], pa.map_(pa.int64(), pa.string())), "u": pa.array([2**64 - 1], pa.uint64())}
+    )
+    write_results(pl.DataFrame(pl.from_arrow(table)), tmp_path / "o.jsonl", "jsonl", frozenset())
+    found = lines(tmp_path / "o.jsonl")[0]
+    assert found["u"] == 2**64 - 1
+    assert "x" in json.dumps(found["m"])
+
+
+def test_names_that_collide_are_all_kept(tmp_path: Path) -> None:
+    rows = [{"id": i, "prompt": "p", "tier": 1, "tier_input": 2, "tier_input2": 3} for i in (7, "7b")]
+    frame, texts = results_frame(instructions(tmp_path, rows), answers(2))
+    assert frame.columns == [*RESULTS, "prompt", "tier_input3", "tier_input", "tier_input2"]
+    assert frame["id"].to_list() == ["7", "7b"]
+    assert not texts
+
+
+def test_an_id_that_was_changed_is_kept_beside(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id":"x","prompt":"p"}\n{"id":"x","prompt":"p"}\n')
+    given_rows = read(InputOptions(paths=(str(path),), prompt="prompt", id="id", duplicates="suffix"))
+    frame, _ = results_frame(given_rows, answers(2))
+    assert frame.select("id", "id_input").rows() == [("x", "x"), ("x#2", "x")]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_results_of_no_rows_have_their_columns(tmp_path: Path, form: Literal["jsonl", "parquet"]) -> None:
+    (tmp_path / "in.jsonl").write_bytes(b"")
+    given_rows = read(InputOptions(paths=(str(tmp_path / "in.jsonl"),), prompt="prompt", id="id"))
+    frame, texts = results_frame(given_rows, answers(1).clear())
+    write_results(frame, tmp_path / f"o.{form}", form, texts)
+    if form == "parquet":
+        assert pl.read_parquet(tmp_path / "o.parquet").schema == RESULTS | {"prompt": pl.String()}
+    else:
+        assert (tmp_path / "o.jsonl").read_bytes() == b""
+
+
+def test_rejects_are_strict_json_lines(tmp_path: Path) -> None:
+    folder = tmp_path / b"n\xff".decode(errors="surrogateescape")
+    folder.mkdir()
+    (folder / "in.jsonl").write_bytes(b'{"id":"a","prompt":"x"}\n\xff\xe2\x80\xa8 NaN\r\n')
+    found = read(InputOptions(paths=(str(folder / "in.jsonl"),), prompt="prompt", id="id"))
+    write_rejects(found.rejects, tmp_path / "rejects.jsonl")
+    written = lines(tmp_path / "rejects.jsonl")
+    assert [(one["line"], one["raw"]) for one in written] == [(2, "\ufffd\u2028 NaN")]
+    assert written[0]["file"].endswith("n\ufffd/in.jsonl")
