@@ -323,9 +323,8 @@ def test_tiers_and_priorities_of_a_wrong_type_fail_alone(tmp_path: Path) -> None
 
 
 def test_odd_ids_say_what_they_are_and_made_ids_are_free(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"id": i, "prompt": "x"} for i in (10**25, -5, True, [1], 1.0, {}, "row-00000003", "")
-    ]
+    given: list[Any] = [10**25, -5, True, [1], 1.0, {}, "row-00000003", ""]
+    rows = [{"id": i, "prompt": "x"} for i in given]
     found = from_jsonl(tmp_path, rows)
     assert found.requests["id"].to_list()[:2] == [str(10**25), "-5"]
     assert found.requests["error_code"].to_list() == [None, None, *["id_type"] * 4, None, "empty_id"]
@@ -352,10 +351,20 @@ def test_nesting_is_kept_to_a_depth_that_json_writers_know(tmp_path: Path) -> No
 
 def test_whole_numbers_of_any_size_are_exact_wherever_they_stand(tmp_path: Path) -> None:
     long = 10**400 + 7
-    found = from_jsonl(tmp_path, [{"id": long, "prompt": "x", "v": {"n": [2**64 + 1, -(2**70)]}, "w": 1e300}])
-    assert found.requests["id"].to_list() == [str(long)]
-    assert json.loads(found.carried["v"][0]) == {"n": [2**64 + 1, -(2**70)]}
-    assert found.carried["w"].to_list() == [1e300]
+    nested = {"n": [2**64 + 1, -(2**70)]}
+    rows = [{"id": long, "prompt": "x", "w": 1e300}, {"id": 1, "prompt": "x", "v": nested, "w": 0.5}]
+    found = from_jsonl(tmp_path, rows)
+    assert found.requests["id"].to_list() == [str(long), "1"]
+    assert json.loads(found.carried["v"][1]) == nested
+    assert found.carried["w"].to_list() == [1e300, 0.5]
+
+
+@pytest.mark.parametrize(
+    "fields", [r'"a":1,"a" :2', r'"a"   :1,"a":2', '"a"\t:1,"a":2', r'"b\\":1,"a":1,"a":2', r'"a":1,"\u0061":2']
+)
+def test_a_key_that_stands_twice_is_found_however_it_is_written(tmp_path: Path, fields: str) -> None:
+    found = from_jsonl(tmp_path, '{"id":"a","prompt":"x"}\n{"id":"b","prompt":"x",%s}\n' % fields)  # noqa: UP031
+    assert [(r.line, r.reason) for r in found.rejects] == [(2, "the key `a` stands twice in an object")]
 
 
 _SPACE = st.sampled_from(["", " ", "  ", "\t"])
